@@ -1,0 +1,1 @@
+"""Partita: reinforcement-learning post-training of language models, composed from small named parts."""
