@@ -19,12 +19,17 @@ Status = Literal["ok", "reward_error", "workflow_error"]
 
 @dataclass(frozen=True)
 class Prompt:
-    """One rendered prompt: the exact ids that are sampled from and trained on, and the dataset row they came from."""
+    """One rendered prompt: the exact ids that are sampled from and trained on, and the dataset row they came from.
+
+    `messages` are the chat messages that were rendered. `answer` is the gold answer as text, None for data without one.
+    """
 
     uid: str
     ids: tuple[int, ...]
     text: str
     row: Mapping[str, Any]
+    messages: tuple[Mapping[str, Any], ...] = ()
+    answer: str | None = None
 
 
 @dataclass

@@ -57,8 +57,9 @@ class Request:
 class Completion:
     """What was sampled. `logprobs` are of the full softmax at the sampling temperature (at 1 for greedy), float32 nats.
 
-    `versions` holds the weight version that sampled each token. `text` is decoded without special tokens and ends before a
-    stop string. `stop_reason` "length" means `max_new_tokens` (or the context) ran out; "abort" that the engine gave up.
+    `versions` holds the weight version that sampled each token. `text` is decoded without special tokens, without the
+    stop token, and ends before a stop string. `stop_reason` "length" means `max_new_tokens` (or the context) ran out;
+    "abort" that the engine gave up.
     """
 
     ids: tuple[int, ...]

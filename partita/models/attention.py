@@ -1,10 +1,10 @@
 """The one attention function that Hugging Face's model classes call under the name "partita".
 
-It does not attend itself: it hands queries, keys and values to the `layout` that came down with the forward call, which
-knows how tokens are laid out (packed training rows, or decode slots). Metadata travels by keyword, so two forwards can be
-alive at once. Options of a family that a layout could not honour are refused here, never dropped.
+It does not attend itself: it hands queries, keys and values to the `layout` that came down with the forward call,
+which knows how tokens are laid out (packed training rows, or decode slots). Metadata travels by keyword, so two
+forwards can be alive at once. Options of a family that a layout could not honour are refused here, never dropped.
 
-Shapes: B rows of the call, Q query tokens, H query heads, K key/value heads, D head width.
+Shapes: B rows of the call, Q query tokens, L keys, H query heads, K key/value heads, D head width.
 """
 
 from __future__ import annotations
@@ -19,6 +19,10 @@ from transformers import AttentionInterface, AttentionMaskInterface
 ATTENTION = "partita"
 # Keywords that families pass along and that carry nothing a layout must honour.
 HARMLESS = {"position_ids", "use_cache", "output_attentions", "cache_position", "is_causal", "output_router_logits"}
+# On a CPU the fused kernel's bfloat16 backward pass takes three times as long as matrix products do up to about this
+# many keys (64 rows, 9 heads, 32 queries, 77 keys: 27 ms against 8); at 300 keys they are equal, beyond it saves
+# memory too.
+FEW_KEYS = 256
 
 
 class Layout(Protocol):
@@ -39,30 +43,54 @@ class Rule:
 
 
 def attend_masked(q: Tensor, k: Tensor, v: Tensor, allowed: Tensor, rule: Rule) -> Tensor:
-    """Masked attention over grouped heads: [B, H, Q, D], [B, K, L, D] x 2, allowed bool [B, 1, Q, L] -> [B, H, Q, D]."""
-    if rule.softcap is None and rule.sinks_H is None:
-        return F.scaled_dot_product_attention(q, k, v, attn_mask=allowed, scale=rule.scaling, enable_gqa=q.shape[1] != k.shape[1])
-    groups = q.shape[1] // k.shape[1]
-    scores = q @ k.repeat_interleave(groups, 1).transpose(-1, -2) * rule.scaling
+    """Masked attention over grouped heads: [B, H, Q, D], [B, K, L, D] x 2, allowed bool [B, 1, Q, L] -> [B, H, Q, D].
+
+    Every query must be allowed at least one key.
+    """
+    small = q.device.type == "cpu" and q.dtype in (torch.bfloat16, torch.float16) and k.shape[2] <= FEW_KEYS
+    if rule.softcap is not None or rule.sinks_H is not None or small:
+        return _by_products(q, k, v, allowed, rule)
+    grouped = q.shape[1] != k.shape[1]
+    if grouped and q.device.type != "cpu":  # with a mask, only the slow kernel takes grouped heads on a GPU
+        k, v, grouped = _spread(k, q.shape[1]), _spread(v, q.shape[1]), False
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=allowed, scale=rule.scaling, enable_gqa=grouped)
+
+
+def _spread(x: Tensor, heads: int) -> Tensor:
+    return x.repeat_interleave(heads // x.shape[1], 1)
+
+
+def _by_products(q: Tensor, k: Tensor, v: Tensor, allowed: Tensor, rule: Rule) -> Tensor:
+    """Two batched matrix products; the query heads of one key head are stacked, so nothing is copied per query head."""
+    rows, heads, queries, width = q.shape
+    stacked = q.reshape(rows, k.shape[1], -1, width) @ k.transpose(-1, -2)
+    scores = stacked.view(rows, heads, queries, -1).to(torch.promote_types(q.dtype, torch.float32)) * rule.scaling
     if rule.softcap is not None:
         scores = torch.tanh(scores / rule.softcap) * rule.softcap
-    scores = scores.masked_fill(~allowed, torch.finfo(scores.dtype).min).to(torch.promote_types(scores.dtype, torch.float32))
+    scores = scores.masked_fill(~allowed, float("-inf"))
     if rule.sinks_H is not None:
-        sinks = rule.sinks_H.to(scores.dtype).view(1, -1, 1, 1).expand(*scores.shape[:-1], 1)
+        sinks = rule.sinks_H.to(scores.dtype).view(1, -1, 1, 1).expand(rows, heads, queries, 1)
         scores = torch.cat([scores, sinks], -1)
-    weights = scores.softmax(-1)[..., : k.shape[2]]
-    return weights.to(q.dtype) @ v.repeat_interleave(groups, 1)
+    weights = scores.softmax(-1)[..., : k.shape[2]].to(q.dtype)
+    out = weights.reshape(rows, k.shape[1], -1, k.shape[2]) @ v
+    return out.view(rows, heads, queries, -1)
 
 
 def _attention(
-    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, scaling: float | None = None,
-    dropout: float = 0.0, sliding_window: int | None = None, softcap: float | None = None, s_aux: Tensor | None = None,
+    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None,
+    scaling: float | None = None, dropout: float = 0.0, sliding_window: int | None = None,
+    softcap: float | None = None, s_aux: Tensor | None = None,
     layout: Layout | None = None, **options: Any,
 ) -> tuple[Tensor, None]:  # fmt: skip
     unknown = {name for name, given in options.items() if given is not None} - HARMLESS
     if layout is None or unknown or dropout:
-        raise NotImplementedError(f"attention of {type(module).__name__}: unknown options {sorted(unknown)}, dropout {dropout}")
+        raise NotImplementedError(
+            f"attention of {type(module).__name__}: unknown options {sorted(unknown)}, dropout {dropout}"
+        )
     rule = Rule(query.shape[-1] ** -0.5 if scaling is None else scaling, softcap, sliding_window, s_aux)
+    kind = query.device.type
+    if torch.is_autocast_enabled(kind):  # rotary embeddings leave queries and keys in float32; attention is a product
+        query, key, value = (x.to(torch.get_autocast_dtype(kind)) for x in (query, key, value))
     return layout.attend(query, key, value, rule), None
 
 

@@ -1,21 +1,30 @@
 """The one seam to a language model: packed rows in, log-probs of trained tokens out; decode slots in, logits out.
 
-Nothing outside this file calls a backbone or a head, so sharding hooks, adapters, compilation and checkpoint recomputation
-hold in one place.
+Nothing outside this floor calls a backbone or a head, so sharding hooks, adapters, compilation and checkpoint
+recomputation hold in one place. A model whose family cannot be packed is `kind="plain"`: same `forward`, other
+insides (`models.plain`).
 
-Shapes: N model-input tokens, T trained tokens, V vocabulary, B decode slots, Q tokens per slot in one call.
+Shapes: N model-input tokens, T trained tokens, D hidden width, V vocabulary, B decode slots, Q tokens per slot in one
+call.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
-from partita.models.attention import Layout, Rule, attend_masked
-from partita.ops.packing import Packed, Span
+from partita.models.attention import Layout
+from partita.models.heads import head_rule
+from partita.models.layout import PackedLayout
+from partita.models.plain import PlainState, decode, hidden_states, prefill
+from partita.ops.logprobs import chunk_tokens, token_logprobs
+from partita.ops.packing import Packed
+
+Kind = Literal["packed", "plain"]
 
 
 @dataclass(frozen=True)
@@ -26,94 +35,125 @@ class Streams:
     entropy_T: Tensor | None = None
 
 
-def _index(spans: tuple[Span, ...]) -> tuple[Tensor, Tensor]:
-    """Token indices [R, L] of spans padded on the right (padding points at token 0) and which of them are real."""
-    width = max((span.length for span in spans), default=0)
-    offsets_L = torch.arange(width)
-    start_R = torch.tensor([span.start for span in spans])
-    length_R = torch.tensor([span.length for span in spans])
-    real_RL = offsets_L < length_R[:, None]
-    return torch.where(real_RL, start_R[:, None] + offsets_L, 0), real_RL
-
-
-class PackedLayout:
-    """Every prefix attends to itself; every row attends to its prefix and to itself; nothing attends across rows."""
-
-    def __init__(self, packed: Packed) -> None:
-        self.prefix_GP, prefix_real_GP = _index(packed.prefixes)
-        self.row_RL, row_real_RL = _index(packed.rows)
-        self.group_R = torch.tensor(packed.prefix_of_row)
-        self.prefix_position = (packed.position_N[self.prefix_GP], prefix_real_GP)
-        self.row_position = (packed.position_N[self.row_RL], row_real_RL)
-        groups, width = self.prefix_GP.shape
-        slot_N = torch.empty_like(packed.ids_N)
-        slot_N[self.prefix_GP[prefix_real_GP]] = torch.arange(groups * width).view(groups, width)[prefix_real_GP]
-        rows = torch.arange(self.row_RL.numel()).view_as(self.row_RL) + groups * width
-        slot_N[self.row_RL[row_real_RL]] = rows[row_real_RL]
-        self.slot_N = slot_N
-        self._masks: dict[int | None, tuple[Tensor, Tensor]] = {}
-
-    def masks(self, window: int | None) -> tuple[Tensor, Tensor]:
-        """Allowed keys of prefix queries [G, 1, P, P] and of row queries [R, 1, L, P + L]."""
-        if window not in self._masks:
-            own = _allowed(self.prefix_position, self.prefix_position, window)
-            before = (self.prefix_position[0][self.group_R], self.prefix_position[1][self.group_R])
-            both = torch.cat([_allowed(self.row_position, before, window), _allowed(self.row_position, self.row_position, window)], -1)
-            self._masks[window] = (own[:, None], both[:, None])
-        return self._masks[window]
-
-    def attend(self, q: Tensor, k: Tensor, v: Tensor, rule: Rule) -> Tensor:
-        """See `Layout`. B is 1: the whole micro-batch is one row of N tokens."""
-        prefix_mask, row_mask = self.masks(rule.window)
-        q_N, k_N, v_N = (x[0].transpose(0, 1) for x in (q, k, v))
-
-        def take(x_N: Tensor, index: Tensor) -> Tensor:
-            return x_N[index].transpose(1, 2)
-
-        k_G, v_G = take(k_N, self.prefix_GP), take(v_N, self.prefix_GP)
-        outs = [attend_masked(take(q_N, self.prefix_GP), k_G, v_G, prefix_mask, rule)]
-        if self.row_RL.shape[1]:
-            k_R = torch.cat([k_G[self.group_R], take(k_N, self.row_RL)], 2)
-            v_R = torch.cat([v_G[self.group_R], take(v_N, self.row_RL)], 2)
-            outs.append(attend_masked(take(q_N, self.row_RL), k_R, v_R, row_mask, rule))
-        flat = torch.cat([out.transpose(1, 2).flatten(0, 1) for out in outs])
-        return flat[self.slot_N][None]
-
-
-def _allowed(queries: tuple[Tensor, Tensor], keys: tuple[Tensor, Tensor], window: int | None) -> Tensor:
-    """[B, Q, L] from (position, real) of queries and keys; padded queries may see everything, so that no softmax is empty."""
-    behind = queries[0][:, :, None] - keys[0][:, None, :]
-    allowed = (behind >= 0) & keys[1][:, None, :]
-    if window is not None:
-        allowed &= behind < window
-    return allowed | ~queries[1][:, :, None]
-
-
 class PackedModel(nn.Module):
-    """A causal language model of transformers behind one `forward` for training and one `step` for decoding."""
+    """A causal language model of transformers behind one `forward` for training and `step` (or `plain_step`) for
+    decoding.
 
-    def __init__(self, causal_lm: nn.Module) -> None:
+    kind: "packed" needs the family to run with the attention function "partita"; "plain" uses the family's own
+    attention and cache. padded: whether a plain family gives right answers for padded rows; else rows of equal length
+    run together. known_head: whether `models.heads` knows the family's head; else the family computes whole logits
+    itself (plain only).
+    """
+
+    def __init__(
+        self, causal_lm: nn.Module, *, kind: Kind = "packed", padded: bool = True, known_head: bool = True
+    ) -> None:
         super().__init__()
+        if kind == "packed" and not known_head:
+            raise ValueError("a packed model needs a head that models.heads knows; use kind='plain'")
         self.lm: Any = causal_lm
+        self.kind: Kind = kind
+        self.padded, self.known_head = padded, known_head
+        self.rule = head_rule(self.lm.config.get_text_config())
+
+    @property
+    def backbone(self) -> Any:
+        """The model without its head."""
+        return self.lm.base_model
+
+    @property
+    def device(self) -> torch.device:
+        """Where the weights are."""
+        return next(self.lm.parameters()).device
 
     def forward(self, packed: Packed, *, temperature: float, entropy: bool = False) -> Streams:
-        """Log-probs (and entropies) of the trained tokens under the full softmax at `temperature`."""
-        hidden = self.lm.model(
-            input_ids=packed.ids_N[None], position_ids=packed.position_N[None], use_cache=False, layout=PackedLayout(packed)
+        """Log-probs (and entropies) of the trained tokens under the full softmax at `temperature`, nats.
+
+        Works under autocast; `packed` may lie on another device than the weights.
+        """
+        device = self.device
+        target_T = packed.target_T.to(device)
+        if self.kind == "packed":
+            hidden_TD = self._hidden(packed, device)
+        else:
+            hidden_TD = hidden_states(self.lm, packed, padded=self.padded, logits=not self.known_head)
+        head = self._head if self.known_head else _identity
+        logprobs_T, entropy_T = token_logprobs(
+            head, hidden_TD, target_T, chunk=chunk_tokens(self.vocabulary), temperature=temperature, entropy=entropy
+        )
+        return Streams(logprobs_T, entropy_T)
+
+    @property
+    def vocabulary(self) -> int:
+        """V, the width of the head."""
+        return self.lm.get_output_embeddings().weight.shape[0]
+
+    def _hidden(self, packed: Packed, device: torch.device) -> Tensor:
+        """Hidden states [T, D] that predict the trained tokens."""
+        hidden_ND = self.backbone(
+            input_ids=packed.ids_N[None].to(device),
+            position_ids=packed.position_N[None].to(device),
+            use_cache=False,
+            layout=PackedLayout(packed, device),
         ).last_hidden_state[0]
-        logits_TV = self.logits(hidden[packed.source_T]) / temperature
-        logprobs_TV = logits_TV.log_softmax(-1)
-        chosen_T = logprobs_TV.gather(1, packed.target_T[:, None])[:, 0]
-        return Streams(chosen_T, -(logprobs_TV.exp() * logprobs_TV).sum(-1) if entropy else None)
+        return hidden_ND.index_select(0, packed.source_T.to(device))
+
+    def _head(self, hidden_TD: Tensor) -> Tensor:
+        return self.rule(self.lm.get_output_embeddings()(hidden_TD))
+
+    def logits(self, hidden_TD: Tensor) -> Tensor:
+        """The head as the family applies it (soft-cap, logit scale), in at least float32."""
+        logits_TV = self._head(hidden_TD)
+        return logits_TV.to(torch.promote_types(logits_TV.dtype, torch.float32))
 
     def step(self, ids_BQ: Tensor, position_BQ: Tensor, *, layout: Layout, cache: Any, last_B: Tensor) -> Tensor:
-        """Logits [B, V], float32, after token `last_B` of each slot's Q tokens; keys and values go through `cache.update`."""
-        hidden = self.lm.model(
+        """Logits [B, V], float32, after token `last_B` of each slot's Q tokens; keys and values go through
+        `cache.update`.
+
+        For kind "packed" only; a plain model decodes through `plain_prefill` and `plain_step`.
+        """
+        hidden_BQD = self.backbone(
             input_ids=ids_BQ, position_ids=position_BQ, use_cache=True, cache=cache, layout=layout
         ).last_hidden_state
-        return self.logits(hidden[torch.arange(ids_BQ.shape[0]), last_B])
+        return self.logits(hidden_BQD[torch.arange(ids_BQ.shape[0], device=hidden_BQD.device), last_B])
 
-    def logits(self, hidden: Tensor) -> Tensor:
-        """The head as the family applies it (soft-cap, logit scale), in at least float32."""
-        logits = self.lm.lm_head(hidden)
-        return logits.to(torch.promote_types(logits.dtype, torch.float32))
+    @torch.no_grad()
+    def plain_prefill(self, prompts: Sequence[Sequence[int]]) -> tuple[Tensor, PlainState]:
+        """Logits [B, V], float32, after each prompt, and the state that `plain_step` advances; B is fixed from here on.
+
+        Works for every model that is not set to the attention "partita". A row that has finished is fed any token; drop
+        the state when all rows are done.
+        """
+        return prefill(self.lm, prompts, padded=self.padded)
+
+    @torch.no_grad()
+    def plain_step(self, state: PlainState, tokens_B: Sequence[int]) -> Tensor:
+        """Append one token to every row of `state` (changed in place); logits [B, V], float32, after it."""
+        return decode(self.lm, state, tokens_B)
+
+
+def _identity(logits_TV: Tensor) -> Tensor:
+    return logits_TV
+
+
+def weights(model: PackedModel) -> Iterator[tuple[str, Tensor]]:
+    """Every parameter once, under the family's own name; a tied head appears as the embedding only."""
+    for name, parameter in model.lm.named_parameters():
+        yield name, parameter.detach()
+
+
+@torch.no_grad()
+def load_weights(model: PackedModel, given: Iterable[tuple[str, Tensor]]) -> None:
+    """Copy weights into the model's own memory, cast to its dtype. Raises ValueError for unknown, missing or
+    misshapen ones.
+    """
+    own = dict(model.lm.named_parameters())
+    open_names = set(own)
+    for name, tensor in given:
+        if name not in own or own[name].shape != tensor.shape:
+            known = f"has shape {tuple(own[name].shape)} here" if name in own else "is not a weight of this model"
+            raise ValueError(f"weight {name}, shape {tuple(tensor.shape)}: {known}")
+        own[name].copy_(tensor)
+        open_names.discard(name)
+    if open_names:
+        raise ValueError(f"{len(open_names)} weights were not given, among them {sorted(open_names)[:3]}")

@@ -28,9 +28,10 @@ class Span:
 class Packed:
     """One micro-batch of model input.
 
-    prefixes: one span per group. rows: one span per row, holding what the row adds after its prefix (its length may be 0);
-    prefix_of_row: which prefix it follows. source_T: index into N of the token whose hidden state predicts trained token t;
-    target_T: that token's id. T runs over samples in the order given, then over their rows, then over tokens.
+    prefixes: one span per group. rows: one span per row, holding what the row adds after its prefix (its length may
+    be 0); prefix_of_row: which prefix it follows. source_T: index into N of the token whose hidden state predicts
+    trained token t; target_T: that token's id. T runs over samples in the order given, then over their rows, then
+    over tokens.
     """
 
     ids_N: Tensor
@@ -42,13 +43,16 @@ class Packed:
     target_T: Tensor
 
 
-def common_prefix(rows: Sequence[Sequence[int]]) -> int:
-    """Length of the longest id prefix that all rows share."""
-    shortest, longest = min(rows), max(rows)
-    for i, (a, b) in enumerate(zip(shortest, longest, strict=False)):
+def common_prefix(rows: Sequence[list[int]]) -> int:
+    """Length of the longest id prefix that all rows share; 0 for no rows."""
+    if not rows:
+        return 0
+    # in lexicographic order every row lies between these two, so what they share, all share
+    first, last = min(rows), max(rows)
+    for i, (a, b) in enumerate(zip(first, last, strict=False)):
         if a != b:
             return i
-    return min(len(shortest), len(longest))
+    return min(len(first), len(last))
 
 
 def pack(samples: Sequence[Sequence[Row]], group_of_sample: Sequence[int]) -> Packed:
@@ -72,7 +76,7 @@ def pack(samples: Sequence[Sequence[Row]], group_of_sample: Sequence[int]) -> Pa
         positions.extend(range(position, position + len(tokens)))
         return span
 
-    for members in by_group.values():
+    for members in filter(None, by_group.values()):
         shared = common_prefix([row.ids for _, row in members])
         prefix = append(members[0][1].ids[:shared], 0)
         prefixes.append(prefix)
@@ -102,8 +106,8 @@ def pack(samples: Sequence[Sequence[Row]], group_of_sample: Sequence[int]) -> Pa
 def micro_batches(samples: Sequence[Sequence[Row]], group_of_sample: Sequence[int], budget: int) -> list[list[int]]:
     """Sample indices per micro-batch, at most `budget` model-input tokens each (shared prefixes counted once).
 
-    Groups stay whole where they fit; a group that does not fit is cut between samples, each part with its prefix; a sample
-    larger than the budget is alone. The order is a function of the input only.
+    Groups stay whole where they fit; a group that does not fit is cut between samples, each part with its prefix; a
+    sample larger than the budget is alone. The order is a function of the input only.
     """
     by_group: dict[int, list[int]] = {}
     for s, group in enumerate(group_of_sample):
@@ -112,7 +116,7 @@ def micro_batches(samples: Sequence[Sequence[Row]], group_of_sample: Sequence[in
     for members in by_group.values():
         shared = common_prefix([row.ids for s in members for row in samples[s]])
         own = {s: sum(len(row.ids) - shared for row in samples[s]) for s in members}
-        size, piece = shared, []
+        size, piece = shared, list[int]()
         for s in members:
             if piece and size + own[s] > budget:
                 pieces.append((size, piece))

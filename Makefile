@@ -1,0 +1,38 @@
+# The two commands: `make demo` trains a real model, `make test` runs every test. Both set up .venv on a bare machine first.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+
+.PHONY: demo test check long docs bench-step clean
+
+$(READY): pyproject.toml
+	$(PYTHON) scripts/setup_venv.py $(VENV)
+	@touch $(READY)
+
+demo: $(READY)  ## set up, then train SmolLM2-135M by GRPO on a built-in task, with visible progress
+	$(BIN)/partita train examples/quickstart.yaml
+
+test: $(READY)  ## every test except the minutes-long trainings
+	$(BIN)/python -m pytest -m "not long"
+
+check: $(READY)  ## lint, types, floors, fast tests: under 90 s
+	$(BIN)/ruff check partita tests examples scripts benchmarks
+	$(BIN)/ruff format --check partita tests examples scripts benchmarks
+	$(BIN)/pyright
+	$(BIN)/python -m pytest -m "not slow and not long" -n 2
+
+long: $(READY)  ## the trainings behind the numbers in the docs: three seeds of the demo, the second task, twenty kills
+	$(BIN)/python scripts/measure_quickstart.py
+	$(BIN)/python scripts/measure_sums.py
+	$(BIN)/python scripts/kill_and_resume.py --kills 20
+
+docs: $(READY)  ## regenerate the pages that are made from code
+	$(BIN)/python scripts/reference.py
+	$(BIN)/python scripts/families.py
+
+bench-step: $(READY)  ## a GRPO step against TRL on the same machine, in one run
+	$(BIN)/python benchmarks/step.py
+
+clean:
+	rm -rf $(VENV)

@@ -1,0 +1,179 @@
+"""The command line: `partita train | generate | eval | config | export | explain`.
+
+A mistake of the user's ends with one readable message and exit code 2; a run that cannot go on, with code 1.
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from partita.algo.explain import explain
+from partita.algo.presets import PRESETS
+from partita.config import ConfigError, Loaded
+from partita.config.errors import Problem
+from partita.evals.estimators import paired_difference
+from partita.evals.evaluate import Evaluation
+from partita.models.load import ModelLoadError
+from partita.models.selfcheck import ModelRefused
+from partita.player import complete, export_run
+from partita.player import evaluate as evaluate_model
+from partita.report.text import clean
+from partita.rollout.rollouts import RolloutError
+from partita.run import RunConfig, load_run_config
+from partita.runfolder import CONFIG, EXPORT, RunFolderError, run_config_of
+from partita.tasks.dataset import DataError
+from partita.tasks.pool import PoolError
+from partita.tasks.prompt import PromptError
+from partita.tasks.reward import RewardErrors, RewardSetupError
+from partita.train.checkpoint import CheckpointError
+from partita.train.learner import LearnerError
+from partita.trainer import QUICKSTART, PPOTrainer
+
+USER_ERRORS = (ConfigError, DataError, PromptError, ModelLoadError, ModelRefused, RewardSetupError, RunFolderError)
+RUN_ERRORS = (PoolError, RolloutError, RewardErrors, LearnerError, CheckpointError)
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    help="RL post-training of language models.",
+)
+
+Overrides = Annotated[list[str] | None, typer.Argument(help="key=value, +key=value or ~key")]
+
+
+@app.command()
+def train(
+    target: Annotated[str | None, typer.Argument(help="a YAML file, or a preset on the built-in task")] = None,
+    overrides: Overrides = None,
+    resume: Annotated[Path | None, typer.Option(help="go on with this run folder")] = None,
+) -> None:
+    """Train, from a config file or a preset, or go on with a run."""
+    if resume is not None:
+        loaded = run_config_of(resume, [word for word in [target, *(overrides or [])] if word is not None])
+    elif target is None:
+        raise typer.BadParameter(f"give a YAML file, a preset ({', '.join(PRESETS)}) or --resume RUN")
+    else:
+        loaded = _load(target, overrides or [])
+    PPOTrainer(loaded.value, resume=resume).train()
+
+
+@app.command()
+def config(target: Annotated[str, typer.Argument(help="a YAML file or a preset")], overrides: Overrides = None) -> None:
+    """Print the resolved config and where each value came from."""
+    typer.echo(_load(target, overrides or []).to_yaml(with_sources=True))
+
+
+@app.command()
+def generate(
+    model: Annotated[str, typer.Argument(help="a run folder, a model folder or a name")],
+    prompt: Annotated[str, typer.Option(help="what the user says")],
+    samples: Annotated[int, typer.Option(min=1)] = 1,
+    temperature: Annotated[float, typer.Option(min=0, help="0 is greedy")] = 0.0,
+    max_new_tokens: Annotated[int, typer.Option(min=1)] = 128,
+    seed: Annotated[int, typer.Option(min=0)] = 1,
+) -> None:
+    """Print completions of one prompt."""
+    loaded = _load("", [f"gconfig.max_new_tokens={max_new_tokens}", f"seed={seed}"], model)
+    for text in complete(loaded.value, prompt, samples, temperature):
+        typer.echo(clean(text) + ("\n" if samples > 1 else ""))
+
+
+@app.command(name="eval")
+def evaluate(
+    model: Annotated[str, typer.Argument(help="a run folder, a model folder or a name")],
+    task: Annotated[
+        str | None, typer.Option(help="built-in task, data file or dataset; a run folder has its own")
+    ] = None,
+    reward: Annotated[str | None, typer.Option(help="reward function; the task's own if not given")] = None,
+    n: Annotated[int, typer.Option(min=1, help="held-out prompts")] = 200,
+    samples: Annotated[int, typer.Option(min=1, help="samples per prompt")] = 1,
+    temperature: Annotated[float | None, typer.Option(min=0, help="default: 0 (greedy) for 1 sample, else 1")] = None,
+    compare: Annotated[bool, typer.Option(help="also the model the run started from, and the difference")] = False,
+    overrides: Annotated[list[str] | None, typer.Option("--set", help="config key=value")] = None,
+) -> None:
+    """Mean reward on held-out prompts, with its 95 % interval."""
+    words = [f"evaluator.n_prompts={n}", *(overrides or [])]
+    words += [f"train_dataset.path={task}"] if task else []
+    words += [f"reward.functions=[{reward}]"] if reward else []
+    config = _load("", words, model).value
+    heat = temperature if temperature is not None else 0.0 if samples == 1 else 1.0
+    after = _evaluate(config, samples, heat)
+    if compare:
+        start = run_config_of(Path(model), []).value.actor.path
+        before = _evaluate(replace(config, actor=replace(config.actor, path=start)), samples, heat)
+        typer.echo(f"difference on the same prompts: {paired_difference(before.rewards, after.rewards)}")
+
+
+@app.command()
+def export(
+    run: Annotated[Path, typer.Argument(help="a run folder")],
+    folder: Annotated[Path, typer.Argument(help="where to write the model")],
+    step: Annotated[int | None, typer.Option(min=1, help="default: the newest checkpoint")] = None,
+) -> None:
+    """Write a checkpoint of a run as a model folder that `transformers` loads."""
+    typer.echo(f"wrote {export_run(run, folder, step)}")
+
+
+@app.command(name="explain")
+def explain_command(name: Annotated[str, typer.Argument(help="a preset")]) -> None:
+    """Keys, parts, formula and paper of a preset, and how it differs from grpo."""
+    try:
+        typer.echo("\n".join(explain(name)))
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from error
+
+
+def _load(target: str, overrides: list[str], model: str | None = None) -> Loaded[RunConfig]:
+    """A config from a file, a preset, or (for playing) from a run folder or a model name on the quickstart's task."""
+    if model is not None:
+        folder = Path(model)
+        if (folder / CONFIG).exists():
+            return run_config_of(folder, [f"actor.path={folder / EXPORT}", *overrides])
+        return load_run_config([QUICKSTART], [f"actor.path={model}", *overrides])
+    if target in PRESETS:
+        return load_run_config([QUICKSTART], [f"algorithm={target}", f"experiment_name={target}", *overrides])
+    if not target.endswith((".yaml", ".yml")) and not Path(target).exists():
+        raise ConfigError([Problem(target, f"neither a YAML file nor a preset. Presets: {', '.join(PRESETS)}")])
+    return load_run_config([Path(target)], overrides)
+
+
+def _evaluate(config: RunConfig, samples: int, temperature: float) -> Evaluation:
+    result = evaluate_model(config, samples, temperature)
+    how = "greedy" if temperature == 0 else f"temperature {temperature:g}"
+    many = f"{samples} samples each, " if samples > 1 else ""
+    failed = f", {result.errors} samples could not be scored" if result.errors else ""
+    typer.echo(f"{config.actor.path}: {result.mean} on {len(result.groups)} held-out prompts, {many}{how}{failed}")
+    return result
+
+
+def main() -> None:
+    """Entry point of the `partita` command."""
+    try:
+        app()
+    except USER_ERRORS as error:
+        _end(error, 2)
+    except RUN_ERRORS as error:
+        _end(error, 1)
+    except ExceptionGroup as group:
+        errors = _leaves(group)
+        if not any(isinstance(error, RUN_ERRORS + USER_ERRORS) for error in errors):
+            raise
+        _end(next(error for error in errors if isinstance(error, RUN_ERRORS + USER_ERRORS)), 1)
+
+
+def _leaves(group: BaseExceptionGroup[Any]) -> list[BaseException]:
+    return [leaf for e in group.exceptions for leaf in (_leaves(e) if isinstance(e, BaseExceptionGroup) else [e])]
+
+
+def _end(error: BaseException, code: int) -> None:
+    print(f"error: {error}", file=sys.stderr)
+    sys.exit(code)
+
+
+if __name__ == "__main__":
+    main()

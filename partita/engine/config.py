@@ -1,0 +1,105 @@
+"""The sections `gconfig` (how completions are sampled) and `rollout` (what samples them).
+
+Left out: the environment of a rollout. What a completion answers and how it is scored is `tasks` and `rollout`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+
+from partita.config.schema import key
+from partita.engine.api import Sampling
+
+
+@dataclass(frozen=True)
+class GenerationConfig:
+    """How completions are sampled."""
+
+    n_samples: int = key(1, "completions per prompt", ge=1)
+    max_new_tokens: int = key(256, "most tokens of a completion, its end-of-sequence token included", ge=1)
+    min_new_tokens: int = key(0, "no stop token and no stop string ends a completion before this many tokens", ge=0)
+    temperature: float = key(1.0, "divides the logits before the softmax; 0 is greedy", ge=0.0)
+    top_k: int = key(0, "sample among this many likeliest tokens; 0 is all", ge=0)
+    top_p: float = key(1.0, "sample among the likeliest tokens that reach this probability; 1 is all", gt=0.0, le=1.0)
+    min_p: float = key(0.0, "drop tokens less likely than this times the likeliest; 0 drops none", ge=0.0, lt=1.0)
+    stop: tuple[str, ...] = key((), "strings that end a completion: its text ends before them, its tokens are all kept")
+    stop_token_ids: tuple[int, ...] = key((), "ids that end a completion, beside those that the model declares", ge=0)
+    allow_truncated_sampling: bool = key(
+        False, "train on samples drawn with top_k, top_p, min_p or min_new_tokens: importance ratios are then biased"
+    )
+
+    def __post_init__(self) -> None:
+        """Raise ValueError for values that contradict each other."""
+        if self.min_new_tokens > self.max_new_tokens:
+            raise ValueError(
+                f"min_new_tokens={self.min_new_tokens} is larger than max_new_tokens={self.max_new_tokens}"
+            )
+        if "" in self.stop:
+            raise ValueError(f"stop={list(self.stop)} holds an empty string, which every text contains")
+
+    @property
+    def truncations(self) -> tuple[str, ...]:
+        """The settings that sample from something else than the full softmax, as "key=value"."""
+        given = {"top_k": self.top_k, "top_p": self.top_p, "min_p": self.min_p, "min_new_tokens": self.min_new_tokens}
+        neutral = {"top_k": 0, "top_p": 1.0, "min_p": 0.0, "min_new_tokens": 0}
+        return tuple(f"{name}={value}" for name, value in given.items() if value != neutral[name])
+
+    def check_training(self) -> str | None:
+        """A warning to show when samples of these settings are trained on, or None.
+
+        Raises ValueError for greedy sampling, and for truncated sampling that was not allowed explicitly: importance
+        ratios would compare a renormalised distribution with the full one.
+        """
+        if self.temperature == 0:
+            raise ValueError("temperature=0 is greedy: all samples of a prompt are the same and nothing can be learnt")
+        if not self.truncations:
+            return None
+        settings = ", ".join(self.truncations)
+        if not self.allow_truncated_sampling:
+            raise ValueError(
+                f"{settings}: training needs samples of the full softmax, whose log-probs the trainer computes; "
+                "remove it or set allow_truncated_sampling=true"
+            )
+        return f"samples are drawn with {settings}, but behaviour log-probs are of the full softmax: ratios are biased"
+
+    def sampling(self, stop_ids: tuple[int, ...]) -> Sampling:
+        """What the engine needs; `stop_ids` are the model's."""
+        return Sampling(
+            max_new_tokens=self.max_new_tokens,
+            min_new_tokens=self.min_new_tokens,
+            temperature=self.temperature,
+            top_k=self.top_k,
+            top_p=self.top_p,
+            min_p=self.min_p,
+            stop_ids=tuple(dict.fromkeys((*stop_ids, *self.stop_token_ids))),
+            stop_strings=self.stop,
+        )
+
+
+@dataclass(frozen=True)
+class RolloutConfig:
+    """What samples completions, and how far ahead of training."""
+
+    backend: Literal["local"] = key("local", "the engine; `local` is the built-in one, in the trainer's process")
+    dtype: Literal["auto", "bfloat16", "float32"] = key(
+        "auto", "precision of the engine's weights and cache; auto is bfloat16 where the hardware computes in it"
+    )
+    max_concurrent_rollouts: int = key(64, "slots of the engine: completions sampled at the same time", ge=1)
+    prefill_tokens: int = key(2048, "most tokens of one prefill, padding included; a longer prompt is alone", ge=1)
+    max_head_offpolicyness: int = key(0, "weight versions that a trained sample may be old; 0 is synchronous", ge=0)
+
+
+def compute_dtype(name: Literal["auto", "bfloat16", "float32"], device: torch.device) -> torch.dtype:
+    """The dtype that `rollout.dtype` means on `device`."""
+    if name != "auto":
+        return torch.bfloat16 if name == "bfloat16" else torch.float32
+    if device.type == "cpu":
+        able = torch.cpu.get_capabilities() if hasattr(torch.cpu, "get_capabilities") else {}
+        # Emulated bfloat16 products are slower than float32 ones.
+        return torch.bfloat16 if able.get("avx512_bf16") or able.get("amx_bf16") else torch.float32
+    if device.type == "cuda":
+        return torch.bfloat16 if torch.cuda.is_bf16_supported(including_emulation=False) else torch.float32
+    return torch.float32

@@ -1,0 +1,71 @@
+"""A trained (or any) model without training: complete a prompt, evaluate on held-out rows, export a checkpoint.
+
+Left out: what the commands print (`cli`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from partita.build import open_engine, prompts_of, stage, valid_section
+from partita.engine.api import Draw, Request
+from partita.evals.evaluate import EVAL_STREAM, Evaluation, Evaluator
+from partita.models.export import export_hf
+from partita.models.load import load_causal_lm
+from partita.rollout.workflow import SingleTurn
+from partita.run import RunConfig
+from partita.runfolder import CHECKPOINTS, RunFolderError, run_config_of
+from partita.tasks.dataset import TaskRow
+from partita.tasks.prompt import render_prompts
+from partita.train.checkpoint import load_checkpoint, whole_checkpoints
+
+
+def complete(config: RunConfig, words: str, samples: int, temperature: float) -> list[str]:
+    """Completions of one user message by the model `actor.path`."""
+    loaded, engine, _ = open_engine(config)
+    try:
+        row = TaskRow("prompt", ({"role": "user", "content": words},), None, {})
+        section = config.train_dataset
+        [prompt] = render_prompts([row], loaded.tokenizer, section, context=loaded.context, section="prompt").prompts
+        sampling = replace(config.gconfig.sampling(loaded.stop_ids), temperature=temperature)
+        draws = [Draw(config.seed, EVAL_STREAM, 0, k) for k in range(samples)]
+        futures = engine.submit([Request(prompt.ids, sampling, draw) for draw in draws])
+        return [future.result().text for future in futures]
+    finally:
+        engine.close()
+
+
+def evaluate(config: RunConfig, samples: int, temperature: float) -> Evaluation:
+    """Mean reward of the model `actor.path` on the first `evaluator.n_prompts` held-out rows."""
+    with stage(config, held_out_only=True) as made:
+        section = valid_section(config)
+        assert section is not None and made.valid_rows is not None, "stage refuses a config without held-out rows"
+        prompts = prompts_of(config, made.valid_rows, section, made.loaded, "valid_dataset").prompts
+        sampling = replace(config.gconfig.sampling(made.loaded.stop_ids), temperature=temperature)
+        evaluator = Evaluator(made.engine, SingleTurn(), made.scorer, config.seed)
+        return asyncio.run(evaluator.run(prompts[: config.evaluator.n_prompts], sampling, samples))
+
+
+def export_run(run: Path, folder: Path, step: int | None) -> Path:
+    """Write a checkpoint of `run` as a model folder. Raises RunFolderError when there is no such checkpoint."""
+    config = run_config_of(run, ()).value
+    saved = whole_checkpoints(run / CHECKPOINTS)
+    found = [path for path in saved if step is None or path.name == f"step_{step:06d}"]
+    if not found:
+        raise RunFolderError(
+            f"{run} has no whole checkpoint{f' of step {step}' if step else ''}; it has: {_names(saved)}"
+        )
+    loaded = load_causal_lm(config.actor.path, dtype=torch.float32, trust_remote_code=config.actor.trust_remote_code)
+    optimizer = torch.optim.AdamW(loaded.model.parameters())
+    load_checkpoint(found[-1], loaded.model, optimizer)
+    export_hf(loaded.model, loaded.tokenizer, folder)
+    return folder
+
+
+def _names(paths: Sequence[Path]) -> str:
+    return ", ".join(path.name for path in paths) or "none"

@@ -1,0 +1,58 @@
+"""Hands requests to the engine in rounds, so that what is decoded together never depends on who arrived first.
+
+A round goes out when every live sample waits for the model. A slow tool or reward delays the round; it cannot change it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+
+from partita.engine.api import Completion, Engine, Request
+
+
+@dataclass
+class Rounds:
+    """One owner: the rollouts of one step. Takes requests from samples, gives completions, wakes them by their futures."""
+
+    engine: Engine
+    live: int = 0
+    in_flight: int = 0
+    queued: list[tuple[Request, asyncio.Future[Completion]]] = field(default_factory=list)
+
+    def enter(self, samples: int) -> None:
+        """Announce samples before any of them runs."""
+        self.live += samples
+
+    def leave(self) -> None:
+        """A sample is finished (or failed): the others need not wait for it."""
+        self.live -= 1
+        self._send_when_all_wait()
+
+    async def generate(self, request: Request) -> Completion:
+        """Queue a request for the next round and wait for its completion."""
+        waiter: asyncio.Future[Completion] = asyncio.get_running_loop().create_future()
+        self.queued.append((request, waiter))
+        self._send_when_all_wait()
+        return await waiter
+
+    def _send_when_all_wait(self) -> None:
+        if self.in_flight or not self.queued or len(self.queued) < self.live:
+            return
+        # by identity, not by arrival: the tools of a sample may be fast today and slow tomorrow
+        self.queued.sort(key=lambda item: (item[0].draw.serial, item[0].draw.sample, item[0].draw.call))
+        sent, self.queued = self.queued, []
+        self.in_flight = len(sent)
+        futures = self.engine.submit([request for request, _ in sent])
+        for future, (_, waiter) in zip(futures, sent, strict=True):
+            asyncio.wrap_future(future).add_done_callback(lambda done, waiter=waiter: self._arrived(done, waiter))
+
+    def _arrived(self, done: asyncio.Future[Completion], waiter: asyncio.Future[Completion]) -> None:
+        self.in_flight -= 1
+        if waiter.cancelled():
+            done.exception()  # retrieved: the waiting sample is gone
+        elif (error := done.exception()) is not None:
+            waiter.set_exception(error)
+        else:
+            waiter.set_result(done.result())
+        self._send_when_all_wait()

@@ -1,0 +1,53 @@
+"""What a step's groups say about the policy, as tallies that can be merged over ranks.
+
+`reward/mean` is the task reward before shaping. Lengths count trained tokens, EOS included.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from partita.records import Group, Sample
+from partita.report.metrics import Metrics
+
+
+def summarise(groups: Sequence[Group]) -> Metrics:
+    """Metrics of the rollouts. Parts that only some samples report are averaged over those."""
+    samples = [sample for group in groups for sample in group.samples]
+    metrics = Metrics()
+    metrics.observe("reward/mean", (sample.reward for sample in samples))
+    metrics.observe_rows("reward", (sample.parts for sample in samples))
+    _mean(metrics, "reward/error_share", (sample.status == "reward_error" for sample in samples))
+    _mean(metrics, "truncated", (sample.stop_reason == "length" for sample in samples))
+    _mean(metrics, "zero_variance_groups", (is_zero_variance(group) for group in groups))
+    metrics.observe("response_length/mean", (sample.length for sample in samples))
+    for kind, members in _kinds(samples).items():
+        _mean(metrics, f"response_length/{kind}", (sample.length for sample in members))
+    metrics.count("response_tokens", sum(sample.length for sample in samples))
+    return metrics
+
+
+def is_zero_variance(group: Group) -> bool:
+    """All scored samples got the same reward: by max and min, never by a standard deviation's residue."""
+    rewards = rewards_of(group.samples)
+    return not rewards or max(rewards) == min(rewards)
+
+
+def rewards_of(samples: Iterable[Sample]) -> list[float]:
+    """Raw task rewards of the samples that have one."""
+    return [sample.reward for sample in samples if sample.reward is not None]
+
+
+def _kinds(samples: Sequence[Sample]) -> dict[str, list[Sample]]:
+    """A sample with a positive task reward counts as correct; one without a reward is neither."""
+    scored = [(sample, sample.reward) for sample in samples if sample.reward is not None]
+    return {
+        "correct": [sample for sample, reward in scored if reward > 0],
+        "incorrect": [sample for sample, reward in scored if reward <= 0],
+        "truncated": [sample for sample in samples if sample.stop_reason == "length"],
+    }
+
+
+def _mean(metrics: Metrics, name: str, values: Iterable[float]) -> None:
+    listed = list(values)
+    metrics.add({name: (float(sum(listed)), float(len(listed)))})

@@ -1,0 +1,118 @@
+"""The config of a whole run: it only composes the sections that the components declare.
+
+Left out: what the keys mean (each section's own docstring) and how a config becomes objects (`build`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from partita.algo.presets import expand_preset
+from partita.config import Loaded, key, key_factory, load_config
+from partita.engine.config import GenerationConfig, RolloutConfig
+from partita.report.config import ReportConfig
+from partita.tasks.reward import RewardConfig
+from partita.tasks.settings import DatasetConfig
+from partita.train.config import ActorConfig, RefConfig
+
+# Names that other tools use, or that belong to another section here.
+HINTS = {
+    "max_prompt_length": "train_dataset.max_length",
+    "max_completion_length": "gconfig.max_new_tokens",
+    "num_generations": "gconfig.n_samples",
+    "learning_rate": "actor.optimizer.lr",
+    "loss_type": "actor.loss_agg_mode",
+    "beta": "actor.kl_loss_coef",
+    "epsilon": "actor.eps_clip",
+    "epsilon_high": "actor.eps_clip_higher",
+    "max_steps": "total_train_steps",
+    "model": "actor.path",
+}
+
+
+@dataclass(frozen=True)
+class SchedulerConfig:
+    """Where the run's processes start."""
+
+    type: Literal["local", "ray", "slurm"] = key(
+        "local", "local runs in this process; ray and slurm are not part of this version"
+    )
+
+    def __post_init__(self) -> None:
+        if self.type != "local":
+            raise ValueError(
+                f"type={self.type}: this version starts runs on one machine only; use scheduler.type=local"
+            )
+
+
+@dataclass(frozen=True)
+class CheckpointConfig:
+    """Resumable checkpoints in the run folder."""
+
+    freq_steps: int | None = key(None, "train steps between checkpoints; null saves after the last step only", ge=1)
+    keep_last: int = key(2, "whole checkpoints to keep", ge=1)
+
+
+@dataclass(frozen=True)
+class EvaluatorConfig:
+    """Evaluation on `valid_dataset`. Its random numbers are its own: training is the same with and without it."""
+
+    freq_steps: int | None = key(None, "train steps between evaluations; null evaluates never during training", ge=1)
+    n_prompts: int = key(64, "prompts per evaluation, the first of valid_dataset", ge=1)
+    n_samples: int = key(1, "samples per prompt", ge=1)
+    temperature: float = key(0.0, "sampling temperature; 0 is greedy", ge=0)
+
+
+@dataclass(frozen=True)
+class RunConfig:
+    """A training run from data to export."""
+
+    algorithm: str | None = key(None, "a preset that sets the algorithm keys of `actor`; keys given beside it win")
+    experiment_name: str = key("run", "first folder level under output_dir")
+    trial_name: str | None = key(None, "second folder level; null takes the next free number")
+    output_dir: str = key("runs", "where run folders are made")
+    seed: int = key(1, "seed of data order, sampling and minibatches", ge=0)
+    total_train_epochs: int | None = key(None, "passes over train_dataset", ge=1)
+    total_train_steps: int | None = key(None, "train steps; wins over total_train_epochs", ge=1)
+    tokenizer_path: str | None = key(None, "tokenizer folder or name; null takes the model's own")
+    dynamic_bs: bool = key(False, "with dynamic sampling: train on what one round left instead of refilling the batch")
+    scheduler: SchedulerConfig = key_factory(SchedulerConfig, "where processes start")
+    gconfig: GenerationConfig = key_factory(GenerationConfig, "how responses are sampled")
+    rollout: RolloutConfig = key_factory(RolloutConfig, "the engine that samples")
+    actor: ActorConfig = key_factory(ActorConfig, "the trained policy and its algorithm")
+    ref: RefConfig | None = key(
+        None, "the reference policy of KL terms; null uses the starting policy when a term needs one"
+    )
+    train_dataset: DatasetConfig = key_factory(DatasetConfig, "rows to train on")
+    valid_dataset: DatasetConfig | None = key(
+        None, "held-out rows; null takes the task's own held-out split if it has one"
+    )
+    reward: RewardConfig = key_factory(RewardConfig, "how responses are scored")
+    checkpoint: CheckpointConfig = key_factory(CheckpointConfig, "resumable checkpoints")
+    evaluator: EvaluatorConfig = key_factory(EvaluatorConfig, "evaluation during training")
+    report: ReportConfig = key_factory(ReportConfig, "console, metric files, trackers")
+
+    def __post_init__(self) -> None:
+        given = self.actor.max_new_tokens
+        if given is not None and given != self.gconfig.max_new_tokens:
+            raise ValueError(
+                f"actor.max_new_tokens={given} but gconfig.max_new_tokens={self.gconfig.max_new_tokens}: they must be equal"
+            )
+        if self.gconfig.temperature == 0:
+            raise ValueError(
+                "gconfig.temperature=0: greedy samples of a prompt are all the same and cannot be learned from"
+            )
+        if self.total_train_steps is None and self.total_train_epochs is None:
+            raise ValueError("total_train_steps and total_train_epochs are both null: set one of them")
+
+
+def load_run_config(
+    files: Sequence[Path], overrides: Sequence[str] = (), base_tree: dict[str, Any] | None = None
+) -> Loaded[RunConfig]:
+    """Read a run's config. Raises ConfigError naming every wrong key at once."""
+    return load_config(
+        RunConfig, files=files, overrides=overrides, base_tree=base_tree, expand=expand_preset, hints=HINTS
+    )

@@ -1,0 +1,65 @@
+"""Reads the prompt cell of a row as chat messages, whatever of the usual shapes it has.
+
+Left out: images and other parts that are not text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from partita.tasks.files import DataError
+
+Message = dict[str, Any]
+
+
+def read_messages(value: object, column: str) -> tuple[Message, ...]:
+    """Text becomes one user message; a list of messages stays; a struct of lists, as some parquet files have, is
+    turned.
+
+    The last message must be the user's or a tool's, as a response follows. A user message may be empty, a prompt may
+    not. Raises DataError with the column and what was found.
+    """
+    if isinstance(value, str):
+        if not value.strip():
+            raise DataError(f"{column!r} is empty")
+        return ({"role": "user", "content": value},)
+    if isinstance(value, Mapping):
+        value = _turned(value, column)
+    if not isinstance(value, Sequence) or isinstance(value, bytes):
+        what = "null" if value is None else f"a {type(value).__name__}"
+        raise DataError(f"{column!r} is {what}; expected text or a list of messages")
+    if not value:
+        raise DataError(f"{column!r} is an empty list")
+    messages = tuple(_message(message, f"{column}[{i}]") for i, message in enumerate(value))
+    if messages[-1]["role"] not in ("user", "tool"):
+        raise DataError(
+            f"{column!r} ends with a message of {messages[-1]['role']!r}; a prompt ends with the user's or a tool's"
+        )
+    return messages
+
+
+def _turned(value: Mapping[str, Any], column: str) -> list[dict[str, Any]]:
+    roles, contents = value.get("role"), value.get("content")
+    if not isinstance(roles, list) or not isinstance(contents, list) or len(roles) != len(contents):
+        raise DataError(
+            f"{column!r} is a struct with {', '.join(map(str, value))}; "
+            "expected a list of {role, content} or a struct of equally long lists role and content"
+        )
+    return [{"role": role, "content": content} for role, content in zip(roles, contents, strict=True)]
+
+
+def _message(value: object, where: str) -> Message:
+    if not isinstance(value, Mapping):
+        raise DataError(f"{where} is a {type(value).__name__}; a message has role and content")
+    # Columnar files fill fields that a message does not have with null.
+    message = {str(name): part for name, part in value.items() if part is not None}
+    role, content = message.get("role"), message.get("content")
+    if not isinstance(role, str) or not role:
+        raise DataError(f"{where} has no role; its fields: {', '.join(map(str, value)) or 'none'}")
+    if content is None and message.get("tool_calls"):
+        return {**message, "content": ""}
+    if not isinstance(content, str):
+        what = "no content" if content is None else f"content of type {type(content).__name__}, not text"
+        raise DataError(f"{where} ({role}) has {what}")
+    return message

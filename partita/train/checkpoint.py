@@ -1,0 +1,171 @@
+"""Checkpoints that are whole or absent: written aside, synced, renamed; the newest whole one is what a run resumes from.
+
+A checkpoint folder holds `model.safetensors` (float32 master weights), `optimizer.safetensors` (moments), `state.json`
+(counters, data position, controllers) and `manifest.json`, written last, with the size and CRC-32 of every file.
+Left out: sharded checkpoints, and the Hugging Face export (`models.load.export_hf`).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import warnings
+import zlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+MANIFEST = "manifest.json"
+
+
+class CheckpointError(RuntimeError):
+    """A checkpoint could not be written or read; the message says which one is still usable."""
+
+
+def save_checkpoint(
+    root: Path, step: int, model: nn.Module, optimizer: torch.optim.Optimizer, state: Mapping[str, Any], keep_last: int
+) -> Path:
+    """Write `root/step_<step>` atomically, then remove all but the last `keep_last` whole checkpoints.
+
+    Raises CheckpointError when the disk is full or not writable; what was there before stays as it was.
+    """
+    final, aside = root / f"step_{step:06d}", root / f".writing_{step:06d}_{os.getpid()}"
+    weights = {name: p.detach().contiguous() for name, p in model.named_parameters()}
+    moments = _moments(model, optimizer)
+    if not all(bool(torch.isfinite(tensor).all()) for tensor in weights.values()):
+        raise CheckpointError(f"step {step}: the weights are not finite; nothing was written")
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        for leftover in root.glob(".writing_*"):  # of runs that were killed while saving
+            shutil.rmtree(leftover)
+        need = sum(tensor.nbytes for tensor in [*weights.values(), *moments.values()]) + 2**16
+        free = shutil.disk_usage(root).free
+        if free < need:
+            raise OSError(f"no space: {need / 2**20:.1f} MiB needed, {free / 2**20:.1f} MiB free")
+        aside.mkdir()
+        save_file(weights, aside / "model.safetensors")
+        save_file(moments, aside / "optimizer.safetensors")
+        (aside / "state.json").write_text(json.dumps(state))
+        entries = {path.name: _fingerprint(path) for path in sorted(aside.iterdir())}
+        for name in entries:
+            _sync(aside / name)
+        (aside / MANIFEST).write_text(json.dumps({"step": step, "files": entries}))
+        _sync(aside / MANIFEST)
+        _sync(aside)
+        if final.exists():
+            shutil.rmtree(final)
+        aside.rename(final)
+        _sync(root)
+    except (OSError, SafetensorError) as error:
+        shutil.rmtree(aside, ignore_errors=True)
+        last = latest_checkpoint(root)
+        raise CheckpointError(
+            f"step {step}: the checkpoint could not be saved to {root}: {error}. "
+            f"{f'The last whole checkpoint is {last}' if last else 'There is no earlier checkpoint'}; free some space or set "
+            "checkpoint.freq_steps, checkpoint.keep_last or output_dir, then resume"
+        ) from error
+    for old in whole_checkpoints(root)[:-keep_last]:
+        shutil.rmtree(
+            old.rename(root / f".writing_{old.name}")
+        )  # renamed first: a kill leaves no half checkpoint behind
+    return final
+
+
+def load_checkpoint(folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    """Restore weights and moments in place and return the state. Raises CheckpointError for a damaged or foreign one."""
+    problem = _problem(folder, checksums=True)
+    if problem:
+        raise CheckpointError(f"{folder}: {problem}")
+    with safe_open(folder / "model.safetensors", "pt") as file:
+        _copy(file, dict(model.named_parameters()), folder)
+    for p in model.parameters():
+        if p.requires_grad:
+            moments = {"exp_avg": torch.zeros_like(p), "exp_avg_sq": torch.zeros_like(p), "step": torch.zeros(())}
+            optimizer.state[p] = moments
+    with safe_open(folder / "optimizer.safetensors", "pt") as file:
+        stored = set(file.keys())
+        for name, p in model.named_parameters():
+            if f"step/{name}" in stored:
+                _copy(file, {f"{kind}/{name}": t for kind, t in optimizer.state[p].items()}, folder)
+            else:
+                optimizer.state.pop(p, None)  # saved before the first optimizer step
+    return json.loads((folder / "state.json").read_text())
+
+
+def whole_checkpoints(root: Path) -> list[Path]:
+    """Whole checkpoints, oldest first. Incomplete or damaged folders are named in a warning, never used."""
+    found: list[Path] = []
+    for folder in sorted(root.glob("step_*")) if root.exists() else []:
+        problem = _problem(folder, checksums=False)
+        if problem:
+            warnings.warn(f"checkpoint {folder} is skipped: {problem}", stacklevel=2)
+        else:
+            found.append(folder)
+    return found
+
+
+def latest_checkpoint(root: Path) -> Path | None:
+    """The newest whole checkpoint, or None."""
+    whole = whole_checkpoints(root)
+    return whole[-1] if whole else None
+
+
+def _problem(folder: Path, checksums: bool) -> str:
+    try:
+        manifest = json.loads((folder / MANIFEST).read_text())
+    except (OSError, ValueError) as error:
+        return f"no readable {MANIFEST} ({error})"
+    for name, entry in manifest["files"].items():
+        path = folder / name
+        if not path.exists() or path.stat().st_size != entry["bytes"]:
+            return f"{name} is missing or cut"
+        if checksums and _fingerprint(path) != entry:
+            return f"{name} is damaged"
+    return ""
+
+
+def _moments(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+    return {
+        f"{kind}/{name}": value.detach().contiguous()
+        for name, p in model.named_parameters()
+        if p in optimizer.state
+        for kind, value in optimizer.state[p].items()
+    }
+
+
+def _copy(file: Any, targets: Mapping[str, Tensor], folder: Path) -> None:
+    stored = set(file.keys())
+    if missing := sorted(set(targets) - stored):
+        raise CheckpointError(
+            f"{folder}: made for another model, {len(missing)} tensors are missing, first {missing[0]}"
+        )
+    with torch.no_grad():
+        for name, target in targets.items():
+            tensor = file.get_tensor(name)
+            if tensor.shape != target.shape:
+                raise CheckpointError(
+                    f"{folder}: {name} has shape {tuple(tensor.shape)}, the model's has {tuple(target.shape)}"
+                )
+            target.copy_(tensor)
+
+
+def _fingerprint(path: Path) -> dict[str, int]:
+    crc, size = 0, 0
+    with path.open("rb") as file:
+        while block := file.read(2**22):
+            crc, size = zlib.crc32(block, crc), size + len(block)
+    return {"bytes": size, "crc32": crc}
+
+
+def _sync(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

@@ -1,0 +1,88 @@
+"""Config sections of the learner: `actor` (with the algorithm's keys), `ref`, and the optimizer.
+
+Left out: what the algorithm keys mean. `algo.keys` declares them; `actor` only carries them beside the model.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+
+from partita.algo.keys import AlgorithmKeys
+from partita.config.schema import key, key_factory
+
+Precision = Literal["auto", "bfloat16", "float32"]
+
+
+@dataclass(frozen=True)
+class OptimizerConfig:
+    """AdamW (Loshchilov and Hutter 2019, Algorithm 2) with fp32 master weights and a schedule over train steps."""
+
+    type: Literal["adamw"] = key("adamw", "the optimizer")
+    lr: float = key(1e-6, "peak learning rate", ge=0)
+    weight_decay: float = key(0.0, "decoupled weight decay", ge=0)
+    beta1: float = key(0.9, "decay of the first moment", ge=0, lt=1)
+    beta2: float = key(0.95, "decay of the second moment", ge=0, lt=1)
+    eps: float = key(1e-8, "added to the root of the second moment", gt=0)
+    gradient_clipping: float | None = key(1.0, "largest global gradient norm; null leaves gradients alone", gt=0)
+    lr_scheduler_type: Literal["constant", "linear", "cosine"] = key("constant", "shape of the decay after the warm-up")
+    warmup_steps: int = key(0, "train steps over which the rate rises linearly from 0", ge=0)
+    min_lr_ratio: float = key(0.0, "the decay ends at this share of lr", ge=0, le=1)
+
+    def rate(self, step: int, total_steps: int) -> float:
+        """Learning rate of train step `step` (counted from 0); the last step of `total_steps` still learns."""
+        if step < self.warmup_steps:
+            return self.lr * (step + 1) / self.warmup_steps
+        if self.lr_scheduler_type == "constant":
+            return self.lr
+        done = (step - self.warmup_steps) / max(total_steps - self.warmup_steps, 1)
+        shape = (
+            1 - done
+            if self.lr_scheduler_type == "linear"
+            else (1 + torch.cos(torch.tensor(done * torch.pi)).item()) / 2
+        )
+        return self.lr * (self.min_lr_ratio + (1 - self.min_lr_ratio) * shape)
+
+
+@dataclass(frozen=True)
+class MicroBatchConfig:
+    """How much model input one forward and backward may hold."""
+
+    max_tokens_per_mb: int = key(4096, "model-input tokens per micro-batch, shared prefixes counted once", gt=0)
+
+
+@dataclass(frozen=True)
+class ActorConfig(AlgorithmKeys):
+    """The trained policy: its model, its optimizer and its algorithm."""
+
+    path: str = key("smollm2-135m", "a Hugging Face name or folder, or the embedded smollm2-135m")
+    dtype: Precision = key(
+        "auto",
+        "precision of the forward pass; master weights are always float32. auto: bfloat16 where the machine multiplies it fast",
+    )
+    trust_remote_code: bool = key(False, "run Python code that comes with the model: only for sources you trust")
+    gradient_checkpointing: bool = key(False, "recompute activations in the backward pass: less memory, more time")
+    optimizer: OptimizerConfig = key_factory(OptimizerConfig, "the optimizer")
+    mb_spec: MicroBatchConfig = key_factory(MicroBatchConfig, "micro-batches")
+    ppo_n_minibatches: int = key(1, "optimizer steps per pass over a rollout batch", ge=1)
+    ppo_epochs: int = key(1, "passes over a rollout batch", ge=1)
+    minibatch_split: Literal["groups", "spread"] = key(
+        "groups",
+        "groups keeps the samples of a prompt in one minibatch and shares their prefix; spread shuffles samples freely",
+    )
+    max_nonfinite_steps: int = key(
+        3, "skipped optimizer steps in a row (loss or gradient not finite) that end the run", ge=1
+    )
+    max_new_tokens: int | None = key(
+        None, "accepted for familiar configs; when given it must equal gconfig.max_new_tokens", gt=0
+    )
+
+
+@dataclass(frozen=True)
+class RefConfig:
+    """The frozen reference policy of the KL terms; loaded only when a coefficient is not zero."""
+
+    path: str | None = key(None, "its model; null is the starting policy")
+    dtype: Precision = key("auto", "precision of its weights and forward pass")

@@ -1,0 +1,141 @@
+"""Two ways in from Python: `PPOTrainer(config).train(...)` and `train(model=..., task=..., reward=...)` for a notebook.
+
+Left out: the loop itself (`loop`) and how a config becomes objects (`build`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Coroutine, Sequence
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from partita.build import Extras, build
+from partita.loop import train as train_loop
+from partita.records import Group
+from partita.report.records import StepRecord
+from partita.report.sinks import read_metrics
+from partita.rollout.summary import rewards_of
+from partita.rollout.workflow import Workflow
+from partita.run import RunConfig, load_run_config
+
+QUICKSTART = Path(str(files("partita") / "quickstart.yaml"))
+Filter = Callable[[dict[str, NDArray[np.float64]]], bool]
+
+
+class PPOTrainer:
+    """One training run from a validated config.
+
+    rewards: Python functions that score responses, instead of the names in `reward.functions`. resume: a run folder to go
+    on with; its last whole checkpoint is loaded when training starts.
+    """
+
+    def __init__(
+        self, config: RunConfig, *, rewards: Sequence[Callable[..., Any]] = (), resume: Path | None = None
+    ) -> None:
+        self.config, self.rewards, self.resume = config, tuple(rewards), resume
+
+    def train(self, workflow: Workflow | None = None, dynamic_filter_fn: Filter | None = None) -> Path:
+        """Train to the last step and return the run folder.
+
+        workflow: how one sample comes about; one prompt and one completion if not given. dynamic_filter_fn: gets
+        `{"rewards": array}` of a group's raw task rewards and says whether to train on the group; groups it refuses are
+        replaced (or not, with `dynamic_bs`).
+        """
+        keep = None if dynamic_filter_fn is None else _group_filter(dynamic_filter_fn)
+
+        async def whole_run() -> Path:
+            with build(self.config, Extras(self.rewards, workflow, keep), self.resume) as run:
+                await train_loop(run)
+                return run.folder
+
+        return run_async(whole_run())
+
+
+def train(
+    model: str | None = None, task: str | None = None, reward: Callable[..., Any] | str | None = None,
+    algorithm: str | None = None, **overrides: Any,
+) -> TrainingResult:  # fmt: skip
+    """Train in one call; what is not given is as in `examples/quickstart.yaml`.
+
+    model: a name or folder. task: a built-in task, a data file or a dataset name. reward: a function of what it needs by
+    name (`response`, `answer`, ...), or the name of one. overrides: config keys, with `__` for the dots:
+    `actor__optimizer__lr=1e-5`. Raises ConfigError naming wrong keys.
+    """
+    given: dict[str, Any] = {"algorithm": algorithm, "actor.path": model, "train_dataset.path": task}
+    given |= {name.replace("__", "."): value for name, value in overrides.items()}
+    if isinstance(reward, str):
+        given["reward.functions"] = [reward]
+    assignments = [f"{name}={_as_yaml(value)}" for name, value in given.items() if value is not None]
+    config = load_run_config([QUICKSTART], assignments).value
+    folder = PPOTrainer(config, rewards=[reward] if callable(reward) else []).train()
+    return TrainingResult(folder)
+
+
+class TrainingResult:
+    """Where a finished run lies and how it went."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    @property
+    def model(self) -> Path:
+        """The trained model in Hugging Face format."""
+        return self.folder / "export"
+
+    @property
+    def history(self) -> list[StepRecord]:
+        """The metrics of every step."""
+        return read_metrics(self.folder / "metrics.jsonl")
+
+    def __repr__(self) -> str:
+        rewards = [record.metrics["reward/mean"] for record in self.history if "reward/mean" in record.metrics]
+        return f"TrainingResult({self.folder}, {len(rewards)} steps, reward {rewards[0]:.3f} -> {rewards[-1]:.3f})"
+
+
+def run_async(coroutine: Coroutine[Any, Any, Path]) -> Path:
+    """asyncio.run, also where a notebook's event loop is already running: then in a thread of its own."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return asyncio.run(coroutine)
+    outcome: list[Path | BaseException] = []
+
+    def work() -> None:
+        try:
+            outcome.append(asyncio.run(coroutine))
+        except BaseException as error:  # handed to the caller's thread below
+            outcome.append(error)
+
+    thread = threading.Thread(target=work, name="partita-train")
+    thread.start()
+    thread.join()
+    result = outcome[0]
+    if isinstance(result, BaseException):
+        raise result
+    return result
+
+
+def _group_filter(accept: Filter) -> Callable[[Group], bool]:
+    return lambda group: bool(accept({"rewards": np.array(rewards_of(group.samples), dtype=np.float64)}))
+
+
+def _as_yaml(value: Any) -> str:
+    """A Python value as an override would spell it."""
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, list | tuple):
+        return "[" + ", ".join(_as_yaml(item) for item in value) + "]"
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{name}: {_as_yaml(item)}" for name, item in value.items()) + "}"
+    return repr(value) if isinstance(value, str) and not value.isidentifier() else str(value)
+
+
+__all__ = ["QUICKSTART", "PPOTrainer", "TrainingResult", "train"]

@@ -1,0 +1,92 @@
+"""Reward shaping: the soft edge, the order of the steps, and the divergence inside the reward."""
+
+import pytest
+import torch
+
+from partita.algo.compose import compose
+from partita.algo.keys import AlgorithmKeys, NormConfig
+from partita.algo.shape import Overlong
+
+
+def test_soft_overlong_penalty(golden, close):
+    case = golden("reward_soft_overlong")
+    lengths = torch.tensor(case["inputs"]["lengths"])
+    close(Overlong(100, 20).penalty(lengths), case["expected"]["penalty"])
+
+
+@pytest.mark.parametrize("factor", [1.0, 0.5])
+def test_the_window_lies_before_the_limit(close, factor):
+    found = Overlong(100, 20, factor).penalty(torch.tensor([80, 81, 90, 100, 101]))
+    close(found, [0.0, -0.05 * factor, -0.5 * factor, -factor, -factor])
+
+
+def test_a_window_of_zero_is_a_step():
+    assert Overlong(100, 0).penalty(torch.tensor([99, 100, 101, 500])).tolist() == [0.0, 0.0, -1.0, -1.0]
+
+
+def of_lengths(padded, lengths, rewards):
+    mask = [[1.0] * n + [0.0] * (max(lengths) - n) for n in lengths]
+    return padded({"mask": mask, "rewards": rewards}).batch()
+
+
+def test_order_overlong_bias_scale_norm(padded, close):
+    batch = of_lengths(padded, [40, 40, 52, 64], [1.0, 0.0, 0.0, 1.0])
+    keys = {"overlong_reward_penalty": True, "overlong_tokens": 16, "reward_bias": -0.5, "reward_scaling": 10.0}
+    shaped = compose(AlgorithmKeys(**keys), n_samples=4, max_new_tokens=64).credit(batch)
+    close(shaped.score_S, [5.0, -5.0, -7.5, -5.0])
+    keys["reward_norm"] = NormConfig(mean_level="group", std_level="group", group_size=4)
+    credited = compose(AlgorithmKeys(**keys), n_samples=4, max_new_tokens=64).credit(batch)
+    close(credited.score_S, [1.4657, -0.3382, -0.7892, -0.3382], atol=1e-4)
+    first_S = torch.tensor([0, 40, 80, 132])
+    assert credited.advantages_T is not None
+    close(credited.advantages_T[first_S], credited.score_S)
+
+
+def test_the_clip_comes_after_the_scale(padded):
+    batch = of_lengths(padded, [1, 1, 1], [1.0, 0.0, -3.0])
+    keys = AlgorithmKeys(reward_bias=0.5, reward_scaling=2.0, reward_clip=1.5)
+    assert compose(keys, n_samples=3, max_new_tokens=4).credit(batch).score_S.tolist() == [1.5, 1.0, -1.5]
+
+
+@pytest.fixture
+def with_kl(golden, padded):
+    rows = padded(golden("reward_kl_in_reward")["inputs"])
+    return rows, rows.batch(prox_T=rows.tokens("logp"))
+
+
+def test_kl_of_a_whole_sequence_is_subtracted_before_statistics(golden, close, with_kl):
+    _, batch = with_kl
+    expected = torch.tensor(golden("reward_kl_in_reward")["expected"]["sequence_level_reward"])
+    credited = compose(AlgorithmKeys(kl_ctl=0.1), n_samples=4, max_new_tokens=8).credit(batch)
+    close(credited.advantages_T, expected[batch.seq_T])
+    assert credited.token_rewards_T is None  # crediting twice must not subtract twice
+    keys = AlgorithmKeys(kl_ctl=0.1, adv_norm=NormConfig(mean_level="group", std_level=None))
+    centred = compose(keys, n_samples=4, max_new_tokens=8).credit(batch)
+    close(centred.advantages_T, (expected - expected.mean())[batch.seq_T])
+
+
+@pytest.mark.parametrize(("discount", "expected"), [(1.0, "returns"), (0.9, "returns_gamma09")])
+def test_kl_of_a_token_is_paid_by_what_follows_from_it(golden, close, with_kl, discount, expected):
+    rows, batch = with_kl
+    keys = AlgorithmKeys(kl_ctl=0.1, credit="reward_to_go", discount=discount)
+    credited = compose(keys, n_samples=4, max_new_tokens=8).credit(batch)
+    close(rows.padded(credited.advantages_T), golden("reward_kl_in_reward")["expected"][expected])
+    close(credited.returns_T, credited.advantages_T)
+
+
+@pytest.mark.parametrize(("estimator", "paid"), [("k1", -0.1), ("k2", -0.05), ("k3", -0.0367879), ("abs", -0.1)])
+def test_each_estimator_and_its_sign(padded, close, estimator, paid):
+    batch = padded({"mask": [[1.0]], "rewards": [0.0]}).batch(
+        prox_T=torch.tensor([-1.0]),
+        ref_T=torch.tensor([-2.0]),  # the policy is too sure
+    )
+    algorithm = compose(AlgorithmKeys(kl_ctl=0.1, kl_estimator=estimator), n_samples=1, max_new_tokens=8)
+    assert algorithm.needs == {"prox", "ref"}
+    close(algorithm.credit(batch).advantages_T, [paid])
+
+
+def test_a_missing_stream_is_named(padded):
+    batch = padded({"mask": [[1.0]], "rewards": [0.0]}).batch(prox_T=torch.tensor([-1.0]))
+    algorithm = compose(AlgorithmKeys(kl_ctl=0.1), n_samples=1, max_new_tokens=8)
+    with pytest.raises(ValueError, match="ref_T"):
+        algorithm.credit(batch)

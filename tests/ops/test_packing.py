@@ -1,0 +1,159 @@
+"""Packed model input: spans, positions, which token predicts which, and micro-batches under a token budget."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from partita.ops.packing import common_prefix, micro_batches, pack
+from partita.records import Row
+
+
+def row(ids, trained):
+    """A row whose tokens from index `trained` on (or at the given indices) are trained."""
+    marks = (
+        [i >= trained for i in range(len(ids))] if isinstance(trained, int) else [i in trained for i in range(len(ids))]
+    )
+    return Row(list(ids), marks, [0.0] * len(ids), [0] * len(ids))
+
+
+def pairs(packed):
+    """(id of the predicting token, its position, target) per trained token."""
+    at = packed.source_T
+    return list(zip(packed.ids_N[at].tolist(), packed.position_N[at].tolist(), packed.target_T.tolist(), strict=True))
+
+
+@pytest.mark.parametrize(
+    ("rows", "length"),
+    [
+        ([[1, 2, 3]], 3),
+        ([[1, 2, 3], [1, 2, 4]], 2),
+        ([[1, 2], [1, 2, 3]], 2),
+        ([[9], [1, 2]], 0),
+        ([[5, 1], [5, 3], [5, 2, 7]], 1),
+        ([[1, 9, 9], [1, 2], [1, 9, 1]], 1),
+        ([], 0),
+    ],
+)
+def test_common_prefix(rows, length):
+    assert common_prefix(rows) == length
+
+
+@given(st.lists(st.lists(st.integers(0, 2), max_size=6), min_size=1, max_size=5))
+def test_common_prefix_is_what_all_rows_share_and_no_longer(rows):
+    shared = common_prefix(rows)
+    assert all(r[:shared] == rows[0][:shared] for r in rows)
+    assert any(len(r) == shared for r in rows) or len({r[shared] for r in rows}) > 1
+
+
+def test_a_prompt_is_stored_once_for_its_group():
+    packed = pack([[row([7, 8, 1, 2], 2)], [row([7, 8, 3], 2)]], [0, 0])
+    assert packed.ids_N.tolist() == [7, 8, 1, 2, 3]
+    assert packed.position_N.tolist() == [0, 1, 2, 3, 2]
+    assert packed.prefix_of_row == (0, 0)
+    assert pairs(packed) == [(8, 1, 1), (1, 2, 2), (8, 1, 3)]
+
+
+def test_every_trained_token_is_predicted_by_the_one_before_it():
+    packed = pack([[row([0, 1, 2, 3, 0], 3)]], [0])
+    assert pairs(packed) == [(2, 2, 3), (3, 3, 0)]  # two, the first of them predicted by the prompt's last token
+
+
+def test_answers_that_begin_alike_share_their_beginning_too():
+    packed = pack([[row([7, 1, 2], 1)], [row([7, 1, 3], 1)]], [0, 0])
+    assert packed.ids_N.tolist() == [7, 1, 2, 3]
+    assert pairs(packed) == [(7, 0, 1), (1, 1, 2), (7, 0, 1), (1, 1, 3)]
+
+
+def test_equal_samples_add_nothing_of_their_own():
+    packed = pack([[row([7, 1], 1)], [row([7, 1], 1)]], [0, 0])
+    assert packed.ids_N.tolist() == [7, 1]
+    assert [span.length for span in packed.rows] == [0, 0]
+    assert pairs(packed) == [(7, 0, 1), (7, 0, 1)]
+
+
+def test_tool_tokens_between_trained_ones_are_read_and_not_trained():
+    packed = pack([[row([7, 1, 50, 51, 2], {1, 4})]], [0])
+    assert pairs(packed) == [(7, 0, 1), (51, 3, 2)]
+
+
+def test_a_sample_of_several_rows_keeps_its_tokens_together_in_order():
+    samples = [[row([7, 8, 1], 2), row([7, 9, 2], 2)], [row([7, 8, 3], 2)]]
+    packed = pack(samples, [4, 4])
+    assert packed.target_T.tolist() == [1, 2, 3]
+    assert packed.ids_N.tolist() == [7, 8, 1, 9, 2, 8, 3]  # only the first token is common to all three rows
+
+
+def test_samples_may_come_in_any_order_of_groups():
+    samples = [[row([1, 10], 1)], [row([2, 20], 1)], [row([1, 11], 1)]]
+    packed = pack(samples, [5, 3, 5])
+    assert pairs(packed) == [(1, 0, 10), (2, 0, 20), (1, 0, 11)]  # the order given, whatever the layout
+    assert len(packed.prefixes) == 2
+
+
+def test_a_sample_without_rows_or_trained_tokens_is_harmless():
+    packed = pack([[], [row([1, 2], 2)], [row([1, 3], 1)]], [0, 1, 2])
+    assert packed.target_T.tolist() == [3]
+    assert micro_batches([[], [row([1, 2], 2)]], [0, 1], 10) == [[1, 0]]
+
+
+@pytest.mark.parametrize("bad", [row([], 0), row([5, 6], 0)])
+def test_a_row_whose_first_trained_token_nothing_predicts_is_refused(bad):
+    with pytest.raises(ValueError, match="at least one token before"):
+        pack([[bad]], [0])
+
+
+def test_budget_forms_micro_batches_by_tokens():
+    lengths = [90, 10, 10, 10, 10, 10, 10, 10]
+    samples = [[row([i * 100 + j for j in range(n)], 1)] for i, n in enumerate(lengths)]
+    groups = list(range(8))
+    assert micro_batches(samples, groups, 100) == [[0, 1], [2, 3, 4, 5, 6, 7]]
+    assert micro_batches(samples, groups, 160) == [list(range(8))]
+    assert micro_batches(samples, groups, 5) == [[i] for i in range(8)]  # larger than the budget: alone
+
+
+def test_advantages_and_tokens_are_cut_along_the_same_order():
+    lengths = [7, 1, 5, 3, 9, 2]
+    samples = [[row([99, *[i] * n], 1)] for i, n in enumerate(lengths)]
+    advantage_S = [float(i) for i in range(6)]
+    seen = []
+    for batch in micro_batches(samples, list(range(6)), 11):
+        packed = pack([samples[i] for i in batch], batch)
+        advantages_T = [advantage_S[i] for i in batch for _ in range(lengths[i])]
+        assert packed.target_T.tolist() == advantages_T
+        seen += batch
+    assert sorted(seen) == list(range(6))
+
+
+cases = st.lists(
+    st.tuples(st.integers(0, 3), st.lists(st.integers(0, 2), min_size=1, max_size=6)), min_size=1, max_size=12
+)
+
+
+@given(cases, st.integers(1, 40))
+def test_micro_batches_hold_every_sample_once_within_the_budget(drawn, budget):
+    groups = [g for g, _ in drawn]
+    samples = [[row([9 + g, *ids], 1)] for g, ids in drawn]
+    batches = micro_batches(samples, groups, budget)
+    assert sorted(i for batch in batches for i in batch) == list(range(len(samples)))
+    assert batches == micro_batches(samples, groups, budget)
+    for batch in batches:
+        size = len(pack([samples[i] for i in batch], [groups[i] for i in batch]).ids_N)
+        assert size <= budget or len(batch) == 1
+    for group in set(groups):
+        members = [i for i, g in enumerate(groups) if g == group]
+        whole = len(pack([samples[i] for i in members], [group] * len(members)).ids_N)
+        assert whole > budget or any(set(members) <= set(batch) for batch in batches)
+
+
+@given(cases)
+def test_a_packed_batch_says_of_each_token_what_its_row_says(drawn):
+    groups = [g for g, _ in drawn]
+    samples = [[row([9 + g, *ids], 1)] for g, ids in drawn]
+    packed = pack(samples, groups)
+    assert packed.target_T.tolist() == [i for _, ids in drawn for i in ids]
+    rows = [s[0].ids for s in sorted(samples, key=lambda s: groups.index(s[0].ids[0] - 9))]  # groups by first sight
+    for span, prefix, ids in zip(packed.rows, packed.prefix_of_row, rows, strict=True):
+        before = packed.prefixes[prefix]
+        at = [*range(before.start, before.start + before.length), *range(span.start, span.start + span.length)]
+        assert packed.ids_N[at].tolist() == ids
+        assert packed.position_N[at].tolist() == list(range(len(ids)))

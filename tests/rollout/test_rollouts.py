@@ -1,0 +1,167 @@
+import asyncio
+
+import pytest
+from toy import CountedPrompts, FirstToken, TableEngine
+
+from partita.engine.api import Sampling
+from partita.records import Group, Prompt, Sample
+from partita.rollout.rollouts import Refill, RolloutError, Rollouts
+from partita.rollout.summary import is_zero_variance, summarise
+from partita.rollout.workflow import Episode, SingleTurn, row_of
+from partita.tasks.reward import RewardErrors, Scored
+
+SAMPLING = Sampling(max_new_tokens=4, stop_ids=(7,))
+
+
+def rollouts(**changes) -> Rollouts:
+    engine = TableEngine()
+    values = {"workflow": SingleTurn(), "prompts": CountedPrompts(), "scorer": FirstToken(), "refill": None} | changes
+    return Rollouts(engine, sampling=SAMPLING, n_samples=4, seed=5, **values)
+
+
+def plain(groups: list[Group]) -> list[tuple]:
+    return [(g.serial, g.prompt.uid, [(s.rows[0].ids, s.reward) for s in g.samples]) for g in groups]
+
+
+def test_groups_come_in_start_order_and_are_joined_by_serial() -> None:
+    runner = rollouts()
+    groups = asyncio.run(runner.take(3)).groups
+    assert [g.serial for g in groups] == [0, 1, 2]
+    assert [g.prompt.uid for g in groups] == ["p1", "p2", "p3"]
+    assert all(len(g.samples) == 4 for g in groups)
+    assert all(s.rows[0].ids[:1] == list(g.prompt.ids) for g in groups for s in g.samples)
+
+
+def test_one_round_holds_all_requests_of_a_step_in_identity_order() -> None:
+    runner = rollouts()
+    asyncio.run(runner.take(3))
+    [sent] = runner.engine.rounds
+    assert [(r.draw.serial, r.draw.sample) for r in sent] == [(g, k) for g in range(3) for k in range(4)]
+
+
+def test_slow_scoring_changes_nothing() -> None:
+    assert plain(asyncio.run(rollouts().take(3)).groups) == plain(
+        asyncio.run(rollouts(scorer=FirstToken(delay=0.01)).take(3)).groups
+    )
+
+
+def test_trained_row_is_what_was_sent_and_what_came_back() -> None:
+    sample = asyncio.run(rollouts().take(1)).groups[0].samples[0]
+    row = sample.rows[0]
+    assert row.trained == [False] + [True] * (len(row.ids) - 1)
+    assert row.versions == [-1] + [0] * (len(row.ids) - 1)
+    assert row.behaviour_logprobs[0] == 0.0
+    assert all(value == pytest.approx(-2.0794415) for value in row.behaviour_logprobs[1:])  # log 1/8: the table is flat
+
+
+class TwoTurns:
+    """Asks twice, with a pause between that depends on the sample: rounds must not depend on it."""
+
+    def __init__(self, pause: float) -> None:
+        self.pause = pause
+
+    async def run(self, episode: Episode) -> Sample:
+        first = await episode.generate(episode.prompt.ids)
+        await asyncio.sleep(self.pause * (first.ids[0] % 3))
+        second = await episode.generate([*episode.prompt.ids, *first.ids, 1])
+        scored = await episode.score(second.text, second.ids, second.stop_reason)
+        rows = [row_of(episode.prompt.ids, first), row_of([*episode.prompt.ids, *first.ids, 1], second)]
+        return Sample(rows, second.stop_reason, second.text, scored.reward)
+
+
+@pytest.mark.parametrize("pause", [0.0, 0.02])
+def test_later_turns_wait_for_every_sample_and_draw_anew(pause: float) -> None:
+    runner = rollouts(workflow=TwoTurns(pause))
+    asyncio.run(runner.take(2))
+    first, second = runner.engine.rounds
+    assert len(first) == len(second) == 8
+    assert [(r.draw.serial, r.draw.sample, r.draw.call) for r in second] == [
+        (g, k, 1) for g in range(2) for k in range(4)
+    ]
+
+
+def mixed(group: Group) -> bool:
+    return not is_zero_variance(group)
+
+
+def test_dropped_groups_are_refilled_with_new_serials_and_stay_in_start_order() -> None:
+    runner = rollouts(refill=Refill(mixed, max_batches=20, refill=True))
+    taken = asyncio.run(runner.take(3))
+    assert [is_zero_variance(g) for g in taken.groups] == [False] * 3
+    serials = [g.serial for g in taken.started]
+    assert serials == list(range(runner.started))
+    assert [g.serial for g in taken.groups] == sorted(g.serial for g in taken.groups)
+
+
+def test_dynamic_batch_trains_on_what_one_round_left() -> None:
+    runner = rollouts(refill=Refill(mixed, max_batches=20, refill=False))
+    taken = asyncio.run(runner.take(4))
+    assert taken.rounds == 1 and len(taken.groups) + len(taken.dropped) == 4
+
+
+def test_a_filter_that_keeps_nothing_ends_with_an_explanation() -> None:
+    runner = rollouts(refill=Refill(lambda group: False, max_batches=3, refill=True))
+    with pytest.raises(RolloutError, match=r"after 3 rounds only 0 of 4 groups.*max_batches"):
+        asyncio.run(runner.take(4))
+
+
+def test_resumed_rollouts_draw_the_same_groups() -> None:
+    straight = rollouts()
+    asyncio.run(straight.take(2))
+    state = straight.state_dict()
+    later = rollouts()
+    later.load_state_dict(state)
+    assert plain(asyncio.run(straight.take(2)).groups) == plain(asyncio.run(later.take(2)).groups)
+
+
+class Broken:
+    async def score(self, prompt: Prompt, text: str, ids, stop_reason) -> Scored:
+        return Scored(None, {}, "reward_error", "Traceback ... ZeroDivisionError: no")
+
+
+def test_too_many_reward_errors_end_the_run_with_the_first_traceback() -> None:
+    with pytest.raises(RewardErrors, match=r"16 of 16 .*max_error_share.*(?s:.*)ZeroDivisionError"):
+        asyncio.run(rollouts(scorer=Broken(), max_error_share=0.5).take(4))
+    groups = asyncio.run(rollouts(scorer=Broken(), max_error_share=1.0).take(1)).groups
+    assert [s.reward for s in groups[0].samples] == [None] * 4
+
+
+class Crashing:
+    async def run(self, episode: Episode) -> Sample:
+        await episode.generate(episode.prompt.ids)
+        if episode.prompt.uid == "p2":
+            raise LookupError("environment is gone")
+        await asyncio.sleep(3600)
+        raise AssertionError("the crash of another sample must cancel this one")
+
+
+def test_a_crash_in_one_workflow_ends_the_step_at_once() -> None:
+    with pytest.raises(ExceptionGroup) as caught:
+        asyncio.run(asyncio.wait_for(rollouts(workflow=Crashing()).take(3), timeout=5))
+    assert any(isinstance(error, LookupError) for error in caught.value.exceptions)
+
+
+def test_summary_counts_samples_not_means_of_groups() -> None:
+    def sample(reward: float | None, length: int, stop: str = "stop", **parts: float) -> Sample:
+        status = "ok" if reward is not None else "reward_error"
+        from partita.records import Row
+
+        row = Row([0] + [1] * length, [False] + [True] * length, [0.0] * (length + 1), [-1] + [0] * length)
+        return Sample([row], stop, "", reward, parts, status=status)  # type: ignore[arg-type]
+
+    prompt = Prompt("p", (0,), "", {})
+    groups = [
+        Group(0, prompt, [sample(1.0, 2, right=1.0), sample(0.0, 4, "length")]),
+        Group(1, prompt, [sample(1.0, 6), sample(None, 8)]),
+    ]
+    values = summarise(groups).as_dict()
+    assert values["reward/mean"] == pytest.approx(2 / 3)
+    assert values["reward/right"] == 1.0
+    assert values["reward/error_share"] == 0.25
+    assert values["response_length/mean"] == 5.0
+    assert values["response_length/correct"] == 4.0
+    assert values["response_length/incorrect"] == 4.0
+    assert values["response_length/truncated"] == 4.0
+    assert values["truncated"] == 0.25
+    assert values["zero_variance_groups"] == 0.5
+    assert values["response_tokens"] == 20

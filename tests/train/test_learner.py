@@ -1,0 +1,194 @@
+import math
+import warnings
+from dataclasses import replace
+
+import pytest
+import torch
+from toy import TableModel
+
+from partita.algo.algorithm import Algorithm
+from partita.algo.compose import compose
+from partita.algo.explain import keys_of
+from partita.algo.presets import PRESETS
+from partita.models.packed import Streams
+from partita.records import Group, Prompt, Row, Sample
+from partita.train.batch import RolloutBatch, collate
+from partita.train.config import ActorConfig, MicroBatchConfig, OptimizerConfig
+from partita.train.learner import Learner, LearnerError
+
+
+def sample(ids: list[int], reward: float | None, stop: str = "stop") -> Sample:
+    row = Row([2, *ids], [False] + [True] * len(ids), [0.0] + [-2.0] * len(ids), [-1] + [0] * len(ids))
+    status = "ok" if reward is not None else "reward_error"
+    return Sample([row], stop, "", reward, status=status)  # type: ignore[arg-type]
+
+
+def groups() -> list[Group]:
+    prompt = Prompt("p", (2,), "", {})
+    return [
+        Group(0, prompt, [sample([3, 1, 7], 1.0), sample([4, 7], 0.0), sample([5, 5, 5, 5], 0.0, "length")]),
+        Group(1, prompt, [sample([1, 7], 1.0), sample([6, 0, 7], 1.0), sample([2, 7], 0.0)]),
+    ]
+
+
+def learner(model: TableModel | None = None, *, lr: float = 0.1, budget: int = 4096, **keys) -> Learner:
+    optimizer = OptimizerConfig(lr=lr, gradient_clipping=keys.pop("gradient_clipping", None))
+    config = ActorConfig(optimizer=optimizer, mb_spec=MicroBatchConfig(max_tokens_per_mb=budget), **keys)
+    return Learner(model or TableModel(), config, torch.float32, 1.0, total_steps=10, seed=1)  # type: ignore[arg-type]
+
+
+def algorithm(name: str = "grpo", **changes) -> Algorithm:
+    keys = replace(keys_of(name), **({"kl_loss_coef": 0.0, "kl_ctl": 0.0} | changes))
+    return compose(keys, n_samples=3, max_new_tokens=4)
+
+
+def credited(algo: Algorithm, made: list[Group] | None = None) -> RolloutBatch:
+    rollout = collate(made or groups())
+    return rollout.with_batch(algo.credit(rollout.batch))
+
+
+def test_first_step_descends_the_advantage_weighted_gradient() -> None:
+    algo = algorithm()
+    who = learner(lr=0.0)
+    rollout = credited(algo)
+    seen: list[torch.Tensor] = []
+    who.model.table.register_hook(lambda grad: seen.append(grad.clone()))  # type: ignore[attr-defined]
+    who.learn(rollout, algo, 0)
+    weighted = algo.weights(rollout.batch)
+    want = torch.zeros(
+        8, 8, dtype=torch.float64
+    )  # at ratio 1 the gradient is -w A dlogp; dlogp = onehot - 1/8 on a flat table
+    position = 0
+    for rows in rollout.rows:
+        for row in rows:
+            for before, token in zip(row.ids, row.ids[1:], strict=False):
+                pull = -float(weighted.weight_T[position] * weighted.advantages_T[position])  # type: ignore[index]
+                want[before] -= pull / 8
+                want[before, token] += pull
+                position += 1
+    assert torch.allclose(sum(seen), want, atol=1e-9)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", PRESETS)
+@pytest.mark.parametrize("split", ["groups", "spread"])
+def test_weights_after_a_step_do_not_depend_on_the_token_budget(name: str, split: str) -> None:
+    algo = algorithm(name)
+    tables = []
+    for budget in (1, 7, 4096):
+        who = learner(budget=budget, ppo_epochs=2, ppo_n_minibatches=2, minibatch_split=split)
+        rollout = who.score(collate(groups()), algo)
+        who.learn(rollout.with_batch(algo.credit(rollout.batch)), algo, 0)
+        tables.append(who.model.table.detach().clone())  # type: ignore[attr-defined]
+    assert not torch.equal(tables[0], torch.zeros(8, 8, dtype=torch.float64))
+    assert torch.allclose(tables[0], tables[1], atol=1e-9) and torch.allclose(tables[0], tables[2], atol=1e-9)
+
+
+def test_metrics_do_not_depend_on_the_token_budget() -> None:
+    algo = algorithm()
+    found = []
+    for budget in (1, 4096):
+        who = learner(budget=budget)
+        found.append(who.learn(credited(algo), algo, 0).as_dict())
+    assert found[0].keys() == found[1].keys()
+    assert all(found[0][name] == pytest.approx(found[1][name], abs=1e-9) for name in found[0])
+    assert found[0]["effective_tokens"] == 16 and found[0]["entropy"] == pytest.approx(math.log(8))
+
+
+def test_score_gives_logprobs_in_the_batch_s_own_order() -> None:
+    model = TableModel()
+    with torch.no_grad():
+        model.table.copy_(torch.arange(64).reshape(8, 8) / 10)
+    scored = learner(model, budget=3, ppo_epochs=2).score(collate(groups()), algorithm()).batch
+    log = model.table.detach().log_softmax(-1)
+    want = [
+        log[a, b] for g in groups() for s in g.samples for a, b in zip(s.rows[0].ids, s.rows[0].ids[1:], strict=False)
+    ]
+    assert torch.allclose(scored.prox_T.double(), torch.stack(want), atol=1e-6)  # type: ignore[union-attr]
+
+
+def test_one_optimizer_step_needs_no_scoring_pass() -> None:
+    assert learner().score(collate(groups()), algorithm()).batch.prox_T is None
+
+
+def test_a_step_without_signal_is_dead_and_leaves_everything_as_it_was() -> None:
+    who, algo = learner(), algorithm()
+    alike = [Group(0, Prompt("p", (2,), "", {}), [sample([3, 7], 0.7) for _ in range(8)])]
+    values = who.learn(credited(algo, alike), algo, 0).as_dict()
+    assert values["dead_steps"] == 1 and "optimizer_steps" not in values
+    assert not who.model.table.any() and not who.optimizer.state  # type: ignore[attr-defined]
+
+
+def test_samples_without_a_reward_are_not_trained_on() -> None:
+    algo = algorithm("drgrpo")
+    broken = groups()
+    broken[0].samples[1] = sample([4, 7], None)
+    whole = learner()
+    whole.learn(credited(algo, broken), algo, 0)
+    assert not whole.model.table[4].any()  # type: ignore[attr-defined]
+    assert whole.model.table[3].any()  # type: ignore[attr-defined]
+    nothing = [Group(0, Prompt("p", (2,), "", {}), [sample([3, 7], None)] * 3)]
+    assert learner().learn(credited(algo, nothing), algo, 0).as_dict()["dead_steps"] == 1
+
+
+class Poisoned(TableModel):
+    """Gives a loss that is not finite in the forward passes whose numbers are listed."""
+
+    def __init__(self, bad: set[int]) -> None:
+        super().__init__()
+        self.bad, self.calls = bad, 0
+
+    def forward(self, packed, *, temperature: float, entropy: bool = False) -> Streams:
+        self.calls += 1
+        streams = super().forward(packed, temperature=temperature, entropy=entropy)
+        if self.calls in self.bad:
+            return Streams(streams.logprobs_T, streams.entropy_T * float("inf"))  # type: ignore[operator]
+        return streams
+
+
+def test_a_nonfinite_step_is_skipped_bit_for_bit_counted_and_training_goes_on() -> None:
+    model = Poisoned({3})
+    who, algo = learner(model), algorithm(entropy_coef=0.01)
+    counts = []
+    for step in range(6):
+        before = model.table.detach().clone(), [t.clone() for s in who.optimizer.state.values() for t in s.values()]
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            values = who.learn(credited(algo), algo, step).as_dict()
+        counts.append(values.get("nonfinite_steps", 0))
+        if counts[-1]:
+            assert torch.equal(model.table.detach(), before[0])
+            after = [t for s in who.optimizer.state.values() for t in s.values()]
+            assert all(torch.equal(a, b) for a, b in zip(after, before[1], strict=True))
+            assert "step 3" in str(caught[0].message)
+        else:
+            assert not torch.equal(model.table.detach(), before[0])
+    assert counts == [0, 0, 1, 0, 0, 0]
+
+
+@pytest.mark.filterwarnings("ignore:step")
+def test_too_many_nonfinite_steps_in_a_row_end_the_run() -> None:
+    who, algo = learner(Poisoned({1, 2, 3}), max_nonfinite_steps=3), algorithm(entropy_coef=0.01)
+    who.learn(credited(algo), algo, 0)
+    who.learn(credited(algo), algo, 1)
+    with pytest.raises(LearnerError, match=r"3 optimizer steps in a row.*step 3"):
+        who.learn(credited(algo), algo, 2)
+
+
+def test_learning_rate_follows_the_schedule() -> None:
+    spec = OptimizerConfig(lr=1.0, warmup_steps=10, lr_scheduler_type="cosine")
+    assert [spec.rate(step, 100) for step in (0, 4, 9)] == [0.1, 0.5, 1.0]
+    assert spec.rate(10, 100) == 1.0
+    assert spec.rate(55, 100) == pytest.approx(0.5)
+    assert 0 < spec.rate(99, 100) < 0.001
+    linear = OptimizerConfig(lr=2.0, lr_scheduler_type="linear", min_lr_ratio=0.5)
+    assert linear.rate(0, 4) == 2.0 and linear.rate(2, 4) == 1.5
+    assert OptimizerConfig(lr=3.0).rate(7, 10) == 3.0
+
+
+def test_gradient_clipping_bounds_the_norm() -> None:
+    algo = algorithm("rloo")
+    who = learner(gradient_clipping=1e-3)
+    sizes: list[float] = []
+    who.optimizer.register_step_pre_hook(lambda *_: sizes.append(float(who.model.table.grad.norm())))  # type: ignore[attr-defined]
+    values = who.learn(credited(algo), algo, 0).as_dict()
+    assert values["grad_norm"] > 0.1 and sizes == [pytest.approx(1e-3, rel=1e-3)]
