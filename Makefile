@@ -23,12 +23,13 @@ check: $(READY)  ## lint, types, floors, fast tests: under 90 s
 	$(BIN)/python -m pytest -m "not slow and not long" -n 2
 
 long: $(READY)  ## the trainings behind the numbers in the docs: three seeds of the demo, the second task, twenty kills
-	$(BIN)/python scripts/measure_quickstart.py
-	$(BIN)/python scripts/measure_sums.py
+	$(BIN)/python scripts/measure.py quickstart
+	$(BIN)/python scripts/measure.py addition
 	$(BIN)/python scripts/kill_and_resume.py --kills 20
 
 docs: $(READY)  ## regenerate the pages that are made from code
 	$(BIN)/python scripts/reference.py
+	$(BIN)/python scripts/algorithm_pages.py
 	$(BIN)/python scripts/families.py
 
 bench-step: $(READY)  ## a GRPO step against TRL on the same machine, in one run

@@ -17,13 +17,14 @@ from partita.algo.explain import keys_of
 from partita.engine.api import Draw, Request, Sampling
 from partita.engine.config import compute_dtype
 from partita.engine.local import LocalEngine
-from partita.models.load import load_causal_lm, weights
+from partita.models.load import load_causal_lm
+from partita.models.packed import weights
 from partita.ops.packing import micro_batches, pack
 from partita.records import Group, Sample
 from partita.rollout.workflow import row_of
-from partita.tasks.catalog import TASKS
-from partita.tasks.dataset import TaskRow
-from partita.tasks.prompt import render
+from partita.tasks.dataset import load_rows
+from partita.tasks.prompt import render_prompts
+from partita.tasks.settings import DatasetConfig
 from partita.train.batch import collate
 
 PROMPTS, SAMPLES, NEW_TOKENS, TEMPERATURE, SEED = 8, 8, 32, 1.0, 1
@@ -48,32 +49,26 @@ def main() -> None:
     algorithm = compose(keys, n_samples=SAMPLES, max_new_tokens=NEW_TOKENS)
 
     # 3. A task: rows with a question and an answer, and a function that says how good a response is.
-    task = TASKS["largest"]
-    rows = task.rows("train", PROMPTS * args.steps, SEED)
-    (reward,) = task.functions
+    data = DatasetConfig(path="largest")
+    rows = load_rows(data, seed=SEED)
+    prompts = render_prompts(rows.rows, tokenizer, data, context=loaded.context, reserve=NEW_TOKENS).prompts
+    (reward,) = rows.functions
     sampling = Sampling(max_new_tokens=NEW_TOKENS, temperature=TEMPERATURE, stop_ids=loaded.stop_ids)
 
     for step in range(args.steps):
         began = time.perf_counter()
 
-        # Sample: token ids in, token ids out. Every sample of a prompt shares one prefill; text is only for the reward.
-        groups = []
-        for serial in range(step * PROMPTS, (step + 1) * PROMPTS):
-            row = rows[serial]
-            message = {"role": "user", "content": row["question"]}
-            prompt = render(TaskRow(str(serial), (message,), row["answer"], row), tokenizer)
-            draws = [Draw(SEED, 0, serial, k) for k in range(SAMPLES)]
-            futures = engine.submit([Request(prompt.ids, sampling, draw) for draw in draws])
-            groups.append((Group(serial, prompt, []), futures))
-        for group, futures in groups:
-            for completion in (future.result() for future in futures):
-                score = float(reward(completion.text, group.prompt.row["answer"]))
-                group.samples.append(
-                    Sample([row_of(group.prompt.ids, completion)], completion.stop_reason, completion.text, score)
-                )
+        # Sample: token ids in, token ids out. All samples of a prompt share one prefill; text is only for the reward.
+        groups = [Group(i, prompts[i % len(prompts)], []) for i in range(step * PROMPTS, (step + 1) * PROMPTS)]
+        wanted = [(group, Draw(SEED, 0, group.serial, k)) for group in groups for k in range(SAMPLES)]
+        futures = engine.submit([Request(group.prompt.ids, sampling, draw) for group, draw in wanted])
+        for (group, _), future in zip(wanted, futures, strict=True):
+            done = future.result()
+            score = float(reward(response=done.text, answer=group.prompt.answer))
+            group.samples.append(Sample([row_of(group.prompt.ids, done)], done.stop_reason, done.text, score))
 
         # Credit: once for all samples of the step. Weights: the aggregation, with its denominators, before any backward.
-        rollout = collate([group for group, _ in groups])
+        rollout = collate(groups)
         rollout = rollout.with_batch(algorithm.weights(algorithm.credit(rollout.batch)))
 
         # Learn: micro-batches of packed rows; each loss is a share of a weighted sum, so gradients just add up.
@@ -88,7 +83,7 @@ def main() -> None:
 
         # Publish: the engine samples the next step from the new weights.
         engine.publish(weights(policy), version=step + 1)
-        rewards = [sample.reward or 0.0 for group, _ in groups for sample in group.samples]
+        rewards = [sample.reward or 0.0 for group in groups for sample in group.samples]
         print(
             f"step {step + 1:3d}  reward {sum(rewards) / len(rewards):.3f}  {time.perf_counter() - began:.1f} s",
             flush=True,

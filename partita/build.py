@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from transformers import AutoTokenizer
 
-from partita.algo.compose import compose
+from partita.algo.algorithm import Algorithm
 from partita.algo.control import Controls
 from partita.algo.review import Review, review
 from partita.config import Loaded
@@ -30,7 +30,7 @@ from partita.report.reporter import Reporter, RunFacts
 from partita.report.sinks import write_atomic
 from partita.rollout.rollouts import Refill, Rollouts
 from partita.rollout.workflow import SingleTurn, Workflow
-from partita.run import RunConfig
+from partita.run import RunConfig, composed
 from partita.runfolder import CHECKPOINTS, CONFIG, RunFolderError, new_folder
 from partita.runner import EvalPlan, Run
 from partita.tasks.catalog import find_task
@@ -81,16 +81,15 @@ def stage(config: RunConfig, rewards: Rewards = (), held_out_only: bool = False)
         raise RunFolderError(
             f"no held-out rows: train_dataset.path={config.train_dataset.path} has no test split of its own; set valid_dataset"
         )
-    scorer = RewardRuntime(
-        config.reward, list(rewards) or list(rows.functions)
-    )  # before the model: its workers may fork
+    reward = replace(config.reward, functions=[]) if rewards else config.reward  # what Python hands in wins
+    scorer = RewardRuntime(reward, list(rewards) or list(rows.functions))  # before the model: its workers may fork
     try:
-        scorer.check(rows.rows[0])
+        notes = scorer.check(*rows.rows)
         loaded, engine, device = open_engine(config)
     except BaseException:
         scorer.close()
         raise
-    made = Stage(rows, valid, scorer, loaded, engine, device)
+    made = Stage(replace(rows, notes=(*rows.notes, *notes)), valid, scorer, loaded, engine, device)
     try:
         yield made
     finally:
@@ -132,8 +131,7 @@ def prompts_of(config: RunConfig, rows: TaskRows, section: DatasetConfig, loaded
 @contextmanager
 def build(config: RunConfig, extras: Extras, resume: Path | None = None) -> Iterator[Run]:
     """Everything of a training run; closed in the end, also when the run fails."""
-    warning = config.gconfig.check_training()
-    algorithm = compose(config.actor, n_samples=config.gconfig.n_samples, max_new_tokens=config.gconfig.max_new_tokens)
+    algorithm, warnings = composed(config)
     with stage(config, extras.rewards) as made:
         prompts = prompts_of(config, made.train_rows, config.train_dataset, made.loaded, "train_dataset")
         steps = _total_steps(config, len(prompts.prompts))
@@ -142,26 +140,33 @@ def build(config: RunConfig, extras: Extras, resume: Path | None = None) -> Iter
         rollouts = Rollouts(
             made.engine, workflow, Cursor(prompts.prompts, config.seed, config.train_dataset.shuffle), made.scorer,
             config.gconfig.sampling(made.loaded.stop_ids), config.gconfig.n_samples, config.seed,
-            refill=_refill(config, extras.keep), max_error_share=config.reward.max_error_share,
+            refill=_refill(config, algorithm, extras.keep), max_error_share=config.reward.max_error_share,
         )  # fmt: skip
         folder = resume or new_folder(config)
         newest = latest_checkpoint(folder / CHECKPOINTS)
         state = load_checkpoint(newest, learner.model, learner.optimizer) if newest else None
         done = state["step"] if state else 0
         settings = plain(config)
-        write_atomic(folder / CONFIG, Loaded(config, settings, {}).to_yaml().encode())
         title = f"{config.experiment_name}/{folder.name}"
         run = Run(
             config, folder, made.loaded.tokenizer, learner, made.engine, rollouts, algorithm, Controls(), steps,
             Reporter(config.report, RunFacts(folder, title, steps, settings, done)), _eval_plan(config, made, workflow),
         )  # fmt: skip
         if state:
-            run.load_state_dict(state)
+            try:
+                run.load_state_dict(state)
+            except ValueError as error:
+                raise RunFolderError(f"{newest} cannot be continued with this config: {error}") from error
             run.publish(done)
-        notes = (*made.train_rows.notes, *prompts.notes, *made.loaded.notes, *([warning] if warning else []))
+        write_atomic(folder / CONFIG, Loaded(config, settings, {}).to_yaml().encode())
+        notes = (*made.train_rows.notes, *prompts.notes, *made.loaded.notes, *warnings)
         run.reporter.start(_facts(config, made, algorithm.needs, notes))
         try:
             yield run
+        except BaseException:
+            if last := latest_checkpoint(folder / CHECKPOINTS):
+                run.reporter.console.warn(f"stopped; to go on from {last.name}: partita train --resume {folder}")
+            raise
         finally:
             run.reporter.close()
 
@@ -170,7 +175,8 @@ def _learner(config: RunConfig, made: Stage, steps: int, needs_reference: bool) 
     model = made.loaded.model
     reference = _reference(config, made) if needs_reference else None
     if config.actor.gradient_checkpointing:
-        model.lm.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        model.lm.activation_checkpointing_enable()
+        model.train()  # the families recompute in training mode only; every dropout is off
     return Learner(
         model, config.actor, compute_dtype(config.actor.dtype, made.device), config.gconfig.temperature, steps, config.seed,
         reference=reference,
@@ -189,14 +195,11 @@ def _reference(config: RunConfig, made: Stage) -> PackedModel:
     return model.requires_grad_(False).eval()
 
 
-def _refill(config: RunConfig, keep: Callable[[Group], bool] | None) -> Refill | None:
+def _refill(config: RunConfig, algorithm: Algorithm, keep: Callable[[Group], bool] | None) -> Refill | None:
     sampling = config.actor.dynamic_sampling
     filters = [keep] if keep else []
     if sampling is not None:
-        algorithm_keep = compose(
-            config.actor, n_samples=config.gconfig.n_samples, max_new_tokens=config.gconfig.max_new_tokens
-        ).keep
-        filters.append(lambda group: bool(algorithm_keep(_reward_tensor(group))))
+        filters.append(lambda group: bool(algorithm.keep(_reward_tensor(group))))
     if not filters:
         return None
     rounds = sampling.max_batches if sampling is not None else 10

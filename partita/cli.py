@@ -6,9 +6,12 @@ A mistake of the user's ends with one readable message and exit code 2; a run th
 from __future__ import annotations
 
 import sys
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -24,7 +27,7 @@ from partita.player import complete, export_run
 from partita.player import evaluate as evaluate_model
 from partita.report.text import clean
 from partita.rollout.rollouts import RolloutError
-from partita.run import RunConfig, load_run_config
+from partita.run import RunConfig, composed, load_run_config
 from partita.runfolder import CONFIG, EXPORT, RunFolderError, run_config_of
 from partita.tasks.dataset import DataError
 from partita.tasks.pool import PoolError
@@ -65,7 +68,9 @@ def train(
 @app.command()
 def config(target: Annotated[str, typer.Argument(help="a YAML file or a preset")], overrides: Overrides = None) -> None:
     """Print the resolved config and where each value came from."""
-    typer.echo(_load(target, overrides or []).to_yaml(with_sources=True))
+    loaded = _load(target, overrides or [])
+    typer.echo(loaded.to_yaml(with_sources=True))
+    composed(loaded.value)  # keys that exclude each other: better known before a run
 
 
 @app.command()
@@ -76,9 +81,11 @@ def generate(
     temperature: Annotated[float, typer.Option(min=0, help="0 is greedy")] = 0.0,
     max_new_tokens: Annotated[int, typer.Option(min=1)] = 128,
     seed: Annotated[int, typer.Option(min=0)] = 1,
+    overrides: Annotated[list[str] | None, typer.Option("--set", help="config key=value")] = None,
 ) -> None:
     """Print completions of one prompt."""
-    loaded = _load("", [f"gconfig.max_new_tokens={max_new_tokens}", f"seed={seed}"], model)
+    words = [f"gconfig.max_new_tokens={max_new_tokens}", "actor.max_new_tokens=null", f"seed={seed}"]
+    loaded = _load("", [*words, *(overrides or [])], model)
     for text in complete(loaded.value, prompt, samples, temperature):
         typer.echo(clean(text) + ("\n" if samples > 1 else ""))
 
@@ -98,15 +105,18 @@ def evaluate(
 ) -> None:
     """Mean reward on held-out prompts, with its 95 % interval."""
     words = [f"evaluator.n_prompts={n}", *(overrides or [])]
-    words += [f"train_dataset.path={task}"] if task else []
     words += [f"reward.functions=[{reward}]"] if reward else []
     config = _load("", words, model).value
+    if task is not None:  # read as the training rows are: columns, template, instruction
+        config = replace(config, valid_dataset=replace(config.train_dataset, path=task, split="test", size=None))
+    start = run_config_of(Path(model), []).value.actor.path if compare else None
     heat = temperature if temperature is not None else 0.0 if samples == 1 else 1.0
     after = _evaluate(config, samples, heat)
-    if compare:
-        start = run_config_of(Path(model), []).value.actor.path
+    if start is not None:
         before = _evaluate(replace(config, actor=replace(config.actor, path=start)), samples, heat)
-        typer.echo(f"difference on the same prompts: {paired_difference(before.rewards, after.rewards)}")
+        both = [uid for uid in before.rewards if uid in after.rewards]  # a prompt whose reward failed has no pair
+        pairs = ({uid: found.rewards[uid] for uid in both} for found in (before, after))
+        typer.echo(f"difference on the same prompts: {paired_difference(*pairs)}")
 
 
 @app.command()
@@ -133,6 +143,11 @@ def _load(target: str, overrides: list[str], model: str | None = None) -> Loaded
     if model is not None:
         folder = Path(model)
         if (folder / CONFIG).exists():
+            if not (folder / EXPORT).exists():
+                raise RunFolderError(
+                    f"{folder} has no {EXPORT}/: the run has not come to its end. Go on with it (partita train --resume "
+                    f"{folder}), or write a checkpoint as a model (partita export {folder} FOLDER) and name that folder"
+                )
             return run_config_of(folder, [f"actor.path={folder / EXPORT}", *overrides])
         return load_run_config([QUICKSTART], [f"actor.path={model}", *overrides])
     if target in PRESETS:
@@ -151,28 +166,23 @@ def _evaluate(config: RunConfig, samples: int, temperature: float) -> Evaluation
     return result
 
 
+@contextmanager
+def readable_errors() -> Iterator[None]:
+    """End the process with one message: code 2 for a mistake of the user's, 1 for a run that cannot go on."""
+    before, warnings.formatwarning = warnings.formatwarning, lambda message, *_, **__: f"warning: {message}\n"
+    try:
+        yield
+    except (*USER_ERRORS, *RUN_ERRORS) as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2 if isinstance(error, USER_ERRORS) else 1)
+    finally:
+        warnings.formatwarning = before
+
+
 def main() -> None:
     """Entry point of the `partita` command."""
-    try:
+    with readable_errors():
         app()
-    except USER_ERRORS as error:
-        _end(error, 2)
-    except RUN_ERRORS as error:
-        _end(error, 1)
-    except ExceptionGroup as group:
-        errors = _leaves(group)
-        if not any(isinstance(error, RUN_ERRORS + USER_ERRORS) for error in errors):
-            raise
-        _end(next(error for error in errors if isinstance(error, RUN_ERRORS + USER_ERRORS)), 1)
-
-
-def _leaves(group: BaseExceptionGroup[Any]) -> list[BaseException]:
-    return [leaf for e in group.exceptions for leaf in (_leaves(e) if isinstance(e, BaseExceptionGroup) else [e])]
-
-
-def _end(error: BaseException, code: int) -> None:
-    print(f"error: {error}", file=sys.stderr)
-    sys.exit(code)
 
 
 if __name__ == "__main__":

@@ -52,8 +52,10 @@ def evaluate(config: RunConfig, samples: int, temperature: float) -> Evaluation:
 
 
 def export_run(run: Path, folder: Path, step: int | None) -> Path:
-    """Write a checkpoint of `run` as a model folder. Raises RunFolderError when there is no such checkpoint."""
+    """Write a checkpoint of `run` as a model folder. Raises RunFolderError for no such checkpoint, and for a folder in use."""
     config = run_config_of(run, ()).value
+    if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
+        raise RunFolderError(f"{folder} exists and is not an empty folder: it would be replaced; choose another one")
     saved = whole_checkpoints(run / CHECKPOINTS)
     found = [path for path in saved if step is None or path.name == f"step_{step:06d}"]
     if not found:

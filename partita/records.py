@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 StopReason = Literal["stop", "length", "abort"]
-Status = Literal["ok", "reward_error", "workflow_error"]
+Status = Literal["ok", "reward_error"]
 
 
 @dataclass(frozen=True)

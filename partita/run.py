@@ -10,8 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from partita.algo.algorithm import Algorithm
+from partita.algo.compose import compose
 from partita.algo.presets import expand_preset
-from partita.config import Loaded, key, key_factory, load_config
+from partita.config import ConfigError, Loaded, key, key_factory, load_config
+from partita.config.errors import Problem
 from partita.engine.config import GenerationConfig, RolloutConfig
 from partita.report.config import ReportConfig
 from partita.tasks.reward import RewardConfig
@@ -105,8 +108,32 @@ class RunConfig:
             raise ValueError(
                 "gconfig.temperature=0: greedy samples of a prompt are all the same and cannot be learned from"
             )
+        if self.rollout.max_head_offpolicyness > 0:
+            raise ValueError(
+                f"rollout.max_head_offpolicyness={self.rollout.max_head_offpolicyness}: this version samples and trains in "
+                "turns, every sample from the newest weights; use rollout.max_head_offpolicyness=0"
+            )
         if self.total_train_steps is None and self.total_train_epochs is None:
             raise ValueError("total_train_steps and total_train_epochs are both null: set one of them")
+
+
+def composed(config: RunConfig) -> tuple[Algorithm, tuple[str, ...]]:
+    """The algorithm of a training run, and warnings about how its samples are drawn.
+
+    Raises ConfigError for keys of `actor` and `gconfig` that are fine one by one but cannot be trained with together.
+    """
+    sampling, problems, warnings = config.gconfig, list[Problem](), list[str]()
+    try:
+        warnings += filter(None, [sampling.check_training()])
+    except ValueError as error:
+        problems.append(Problem("gconfig", str(error)))
+    try:
+        algorithm = compose(config.actor, n_samples=sampling.n_samples, max_new_tokens=sampling.max_new_tokens)
+    except ValueError as error:  # one line per conflict, each begins with its key
+        raise ConfigError([*problems, *(Problem(*line.split(" ", 1)) for line in str(error).splitlines())]) from error
+    if problems:
+        raise ConfigError(problems)
+    return algorithm, tuple(warnings)
 
 
 def load_run_config(

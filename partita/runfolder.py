@@ -19,9 +19,12 @@ class RunFolderError(RuntimeError):
 
 
 def new_folder(config: RunConfig) -> Path:
-    """Make the folder of a new run. Raises RunFolderError when the trial name is taken."""
+    """Make the folder of a new run. Raises RunFolderError when it cannot be made or the trial name is taken."""
     parent = Path(config.output_dir) / config.experiment_name
-    parent.mkdir(parents=True, exist_ok=True)
+    try:
+        parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise RunFolderError(f"{parent} cannot be made: {error.strerror}; set output_dir") from error
     if config.trial_name is not None:
         folder = parent / config.trial_name
         if (folder / CONFIG).exists():

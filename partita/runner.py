@@ -90,12 +90,10 @@ class Run:
         self.step_began = time.perf_counter()
 
     def save(self, step: int) -> None:
-        """Write a checkpoint; after the last step also the model in Hugging Face format."""
+        """Write a checkpoint."""
         keep = self.config.checkpoint.keep_last
         root = self.folder / CHECKPOINTS
         save_checkpoint(root, step, self.learner.model, self.learner.optimizer, self.state_dict(step), keep)
-        if step == self.steps:
-            export_hf(self.learner.model, self.tokenizer, self.folder / EXPORT)
 
     def state_dict(self, step: int) -> dict[str, Any]:
         """Everything beside tensors that a resumed run needs to go on as if it had not stopped."""
@@ -114,8 +112,9 @@ class Run:
         self.learner.load_state_dict(state["learner"])
 
     def end(self) -> None:
-        """Say what was reached and what to do next."""
+        """Export the model, also when a kill came between the last checkpoint and its export; say what to do next."""
         folder = self.folder
+        self.export(folder / EXPORT)
         self.reporter.finish(
             {
                 "evaluate": f"partita eval {folder} --compare",
@@ -123,6 +122,10 @@ class Run:
                 "go on": f"partita train --resume {folder} total_train_steps={2 * self.steps}",
             }
         )
+
+    def export(self, folder: Path) -> None:
+        """Write the model in Hugging Face format."""
+        export_hf(self.learner.model, self.tokenizer, folder)
 
     async def _evaluate(self, metrics: Metrics) -> None:
         assert self.eval_plan is not None, "an evaluation is due only with a plan"

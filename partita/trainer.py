@@ -6,6 +6,7 @@ Left out: the loop itself (`loop`) and how a config becomes objects (`build`).
 from __future__ import annotations
 
 import asyncio
+import json
 import threading
 from collections.abc import Callable, Coroutine, Sequence
 from importlib.resources import files
@@ -67,11 +68,13 @@ def train(
     name (`response`, `answer`, ...), or the name of one. overrides: config keys, with `__` for the dots:
     `actor__optimizer__lr=1e-5`. Raises ConfigError naming wrong keys.
     """
-    given: dict[str, Any] = {"algorithm": algorithm, "actor.path": model, "train_dataset.path": task}
-    given |= {name.replace("__", "."): value for name, value in overrides.items()}
+    named: dict[str, Any] = {"algorithm": algorithm, "actor.path": model, "train_dataset.path": task}
     if isinstance(reward, str):
-        given["reward.functions"] = [reward]
-    assignments = [f"{name}={_as_yaml(value)}" for name, value in given.items() if value is not None]
+        named["reward.functions"] = [reward]
+    given = {name: value for name, value in named.items() if value is not None}
+    given |= {name.replace("__", "."): value for name, value in overrides.items()}  # None among these is null
+    # JSON is YAML, and the only spelling of a text that no backslash, quote or look-alike of a number can change
+    assignments = [f"{name}={json.dumps(value, default=str, ensure_ascii=False)}" for name, value in given.items()]
     config = load_run_config([QUICKSTART], assignments).value
     folder = PPOTrainer(config, rewards=[reward] if callable(reward) else []).train()
     return TrainingResult(folder)
@@ -95,7 +98,8 @@ class TrainingResult:
 
     def __repr__(self) -> str:
         rewards = [record.metrics["reward/mean"] for record in self.history if "reward/mean" in record.metrics]
-        return f"TrainingResult({self.folder}, {len(rewards)} steps, reward {rewards[0]:.3f} -> {rewards[-1]:.3f})"
+        reached = f"reward {rewards[0]:.3f} -> {rewards[-1]:.3f}" if rewards else "no sample could be scored"
+        return f"TrainingResult({self.folder}, {len(self.history)} steps, {reached})"
 
 
 def run_async(coroutine: Coroutine[Any, Any, Path]) -> Path:
@@ -123,19 +127,6 @@ def run_async(coroutine: Coroutine[Any, Any, Path]) -> Path:
 
 def _group_filter(accept: Filter) -> Callable[[Group], bool]:
     return lambda group: bool(accept({"rewards": np.array(rewards_of(group.samples), dtype=np.float64)}))
-
-
-def _as_yaml(value: Any) -> str:
-    """A Python value as an override would spell it."""
-    if value is None:
-        return "null"
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, list | tuple):
-        return "[" + ", ".join(_as_yaml(item) for item in value) + "]"
-    if isinstance(value, dict):
-        return "{" + ", ".join(f"{name}: {_as_yaml(item)}" for name, item in value.items()) + "}"
-    return repr(value) if isinstance(value, str) and not value.isidentifier() else str(value)
 
 
 __all__ = ["QUICKSTART", "PPOTrainer", "TrainingResult", "train"]

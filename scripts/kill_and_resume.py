@@ -92,7 +92,7 @@ def trial(config: Path, folder: Path, name: str, delay: float) -> str:
         process.send_signal(signal.SIGKILL)
         process.communicate()
     saved = sorted(p.name for p in (folder / "checkpoints").glob("*")) if folder.exists() else []
-    if folder.exists():
+    if (folder / "config.yaml").exists():
         finish(command("train", "--resume", str(folder)))
     else:  # killed before there was a run to resume
         finish(command("train", str(config), f"trial_name={name}"))

@@ -42,6 +42,9 @@ class ToyRun(Run):
     def save(self, step: int) -> None:
         self.saved = step
 
+    def export(self, folder: Path) -> None:
+        pass
+
 
 def make(folder: Path, name: str = "drgrpo", steps: int = 12, evaluate: bool = False) -> ToyRun:
     keys = replace(keys_of(name), kl_loss_coef=0.0, kl_ctl=0.0)

@@ -4,10 +4,9 @@ usage: python3 examples/math/gsm8k_rl.py --config examples/math/gsm8k_grpo.yaml 
 """
 
 import argparse
-import sys
 from pathlib import Path
 
-from partita.config.errors import ConfigError
+from partita.cli import readable_errors
 from partita.run import load_run_config
 from partita.trainer import PPOTrainer
 
@@ -18,12 +17,9 @@ def main() -> None:
     parser.add_argument("--config", type=Path, required=True)
     parser.add_argument("overrides", nargs="*", help="key=value, +key=value or ~key")
     args = parser.parse_args()
-    try:
+    with readable_errors():
         config = load_run_config([args.config], args.overrides).value
-    except ConfigError as error:
-        print(error, file=sys.stderr)
-        sys.exit(2)
-    PPOTrainer(config).train()
+        PPOTrainer(config).train()
 
 
 if __name__ == "__main__":

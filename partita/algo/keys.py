@@ -57,7 +57,7 @@ class AlgorithmKeys:
     overlong_tokens: int | None = key(
         None,
         "length of the window before max_new_tokens in which that penalty grows; null: a fifth of max_new_tokens",
-        ge=0,
+        ge=1,
     )
     overlong_penalty_factor: float = key(1.0, "that penalty at the limit, in units of reward", ge=0)
     reward_bias: float = key(0.0, "added to the reward, before scaling")

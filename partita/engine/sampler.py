@@ -59,7 +59,7 @@ class Knobs:
             forbidden = torch.zeros(len(rows), vocabulary, dtype=torch.bool)
             for r, b in enumerate(rows):
                 if early[b]:
-                    forbidden[r, list(samplings[b].stop_ids)] = True
+                    forbidden[r, [stop for stop in samplings[b].stop_ids if stop < vocabulary]] = True
             forbidden = forbidden.to(device)
         temperature = column([s.temperature or 1.0 for s in samplings], 1.0, torch.float64)
         return Knobs(

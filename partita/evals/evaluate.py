@@ -5,15 +5,14 @@ Shapes: P prompts, K samples per prompt.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from partita.engine.api import Draw, Engine, Sampling
 from partita.evals.estimators import Estimate, avg_at_k
 from partita.records import Group, Prompt, Sample
-from partita.rollout.rollouts import Scorer, episode
-from partita.rollout.rounds import Rounds
+from partita.rollout.rollouts import RolloutError, Scorer, episode
+from partita.rollout.rounds import Rounds, together
 from partita.rollout.summary import rewards_of
 from partita.rollout.workflow import Workflow
 
@@ -46,7 +45,7 @@ class Evaluator:
     async def run(self, prompts: Sequence[Prompt], sampling: Sampling, n_samples: int) -> Evaluation:
         """Sample, score and estimate. Draws depend on (seed, prompt index, sample) only, so two models can be compared.
 
-        Raises ValueError when no sample could be scored, with the first error.
+        Raises RolloutError when no sample could be scored, with the first error.
         """
         rounds = Rounds(self.engine)
         rounds.enter(len(prompts) * n_samples)
@@ -58,18 +57,14 @@ class Evaluator:
             finally:
                 rounds.leave()
 
-        async with asyncio.TaskGroup() as tasks:
-            running = [
-                [tasks.create_task(one(p, prompt, k)) for k in range(n_samples)] for p, prompt in enumerate(prompts)
-            ]
+        samples = await together(one(p, prompt, k) for p, prompt in enumerate(prompts) for k in range(n_samples))
         groups = tuple(
-            Group(p, prompt, [task.result() for task in samples])
-            for p, (prompt, samples) in enumerate(zip(prompts, running, strict=True))
+            Group(p, prompt, samples[p * n_samples : (p + 1) * n_samples]) for p, prompt in enumerate(prompts)
         )
         failed = [sample for group in groups for sample in group.samples if sample.reward is None]
         rewards = [listed for group in groups if (listed := rewards_of(group.samples))]
         if not rewards:
-            raise ValueError(
+            raise RolloutError(
                 f"no sample could be scored; the first error: {failed[0].error if failed else 'no prompts'}"
             )
         return Evaluation(groups, avg_at_k(rewards), len(failed))

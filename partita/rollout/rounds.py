@@ -6,9 +6,13 @@ A round goes out when every live sample waits for the model. A slow tool or rewa
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Coroutine, Iterable
 from dataclasses import dataclass, field
+from typing import Any, TypeVar
 
 from partita.engine.api import Completion, Engine, Request
+
+T = TypeVar("T")
 
 
 @dataclass
@@ -56,3 +60,17 @@ class Rounds:
         else:
             waiter.set_result(done.result())
         self._send_when_all_wait()
+
+
+async def together(coroutines: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
+    """Results in the given order. The first failure cancels the others and travels up as itself, not as one of a group."""
+    try:
+        async with asyncio.TaskGroup() as tasks:
+            running = [tasks.create_task(one) for one in coroutines]
+    except BaseExceptionGroup as group:
+        raise _first(group) from None
+    return [task.result() for task in running]
+
+
+def _first(error: BaseException) -> BaseException:
+    return _first(error.exceptions[0]) if isinstance(error, BaseExceptionGroup) else error

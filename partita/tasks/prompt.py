@@ -64,9 +64,13 @@ def render_prompts(
         prompts.append(Prompt(row.uid, tuple(ids), str(text), row.row, row.messages, row.answer))
     if too_long and (config.too_long == "error" or not prompts):
         length, uid = too_long[0]
+        cure = (
+            "lower gconfig.max_new_tokens" if length < context else "the prompt alone fills the context of this model"
+        )
+        cure = "raise max_length" if limit == config.max_length else cure
         raise PromptError(
             f"{section}: {len(too_long)} of {len(rows)} prompts are too long; row {uid} has {length} tokens, "
-            f"at most {limit} are allowed ({why}); raise max_length or the context, or set too_long=drop"
+            f"at most {max(limit, 0)} are allowed ({why}); {cure}" + (", or set too_long=drop" if prompts else "")
         )
     return Prompts(tuple(prompts), _notes(prompts, too_long, limit, why))
 

@@ -23,6 +23,9 @@ from partita.tasks.dataset import TaskRow
 from partita.tasks.functions import error_text, read_reward
 from partita.tasks.pool import Outcome, Pool
 
+# Names under reward/ that the report uses itself.
+RESERVED = ("mean", "min", "max", "nan_count", "error_share")
+
 
 @dataclass(frozen=True)
 class RewardConfig:
@@ -96,6 +99,10 @@ class RewardRuntime:
             raise RewardSetupError(f"reward.weights has {len(self._weights)} values for {len(chosen)} functions")
         self._config = config
         self._functions = bind_all(chosen)
+        if taken := [bound.name for bound in self._functions if bound.name in RESERVED]:
+            raise RewardSetupError(
+                f"a reward function cannot be called {taken[0]!r}: reward/{taken[0]} is a metric of its own; rename the function"
+            )
         self._in_workers = [i for i, bound in enumerate(self._functions) if bound.place == "worker"]
         self._pool = self._make_pool(chosen) if self._in_workers else None
         self._threads = ThreadPoolExecutor(config.processes, "reward") if self._in_workers else None

@@ -39,7 +39,15 @@ def save_checkpoint(
     weights = {name: p.detach().contiguous() for name, p in model.named_parameters()}
     moments = _moments(model, optimizer)
     if not all(bool(torch.isfinite(tensor).all()) for tensor in weights.values()):
-        raise CheckpointError(f"step {step}: the weights are not finite; nothing was written")
+        last = latest_checkpoint(root)
+        raise CheckpointError(
+            f"step {step}: the weights are not finite and were not saved. Lower actor.optimizer.lr and "
+            + (
+                f"resume: the last whole checkpoint is {last}"
+                if last
+                else "start again: there is no earlier checkpoint"
+            )
+        )
     try:
         root.mkdir(parents=True, exist_ok=True)
         for leftover in root.glob(".writing_*"):  # of runs that were killed while saving
@@ -81,7 +89,7 @@ def load_checkpoint(folder: Path, model: nn.Module, optimizer: torch.optim.Optim
     """Restore weights and moments in place and return the state. Raises CheckpointError for a damaged or foreign one."""
     problem = _problem(folder, checksums=True)
     if problem:
-        raise CheckpointError(f"{folder}: {problem}")
+        raise CheckpointError(f"{folder}: {problem}; without this folder a run resumes from the checkpoint before it")
     with safe_open(folder / "model.safetensors", "pt") as file:
         _copy(file, dict(model.named_parameters()), folder)
     for p in model.parameters():

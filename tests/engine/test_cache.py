@@ -70,8 +70,7 @@ def test_decode_attention_is_a_softmax_over_each_slots_own_keys(window, softcap,
             scores = [0.3 * float(q[b, h, 0] @ k[b, h // 2, i]) for i in range(first, position + 1)]
             if softcap is not None:
                 scores = [softcap * math.tanh(score / softcap) for score in scores]
-            total = sum(math.exp(score) for score in scores) + (
-                math.exp(float(sinks_H[h])) if sinks_H is not None else 0
-            )
+            total = sum(math.exp(score) for score in scores)
+            total += 0 if sinks_H is None else math.exp(float(sinks_H[h]))
             expected = sum(math.exp(score) / total * v[b, h // 2, first + i] for i, score in enumerate(scores))
             assert torch.allclose(out[b, 0, h], expected, atol=1e-12)

@@ -181,14 +181,17 @@ def test_new_weights_in_the_middle_of_a_completion(tiny, start):
 
 
 def test_a_kept_prompt_is_not_used_after_new_weights(tiny, start):
-    engine = start(tiny(seed=0), slots=1)
-    requests = _group(PROMPTS[0], Sampling(6, temperature=0), 0, 3)
-    first, second, third = engine.submit(requests)
+    engine = start(tiny(seed=0), slots=1, context=512)
+    greedy = Sampling(6, temperature=0)
+    samplings = (Sampling(1), Sampling(400), greedy)  # the prompt is kept for the third while the second runs
+    first, second, third = engine.submit([Request(PROMPTS[0], s, Draw(0, 0, 0, k)) for k, s in enumerate(samplings)])
     first.result(WAIT)
     engine.publish(weights(_packed(tiny(seed=1))), version=1)
-    fresh = _results(start(tiny(seed=1)).submit(requests[:1]))[0]
+    [fresh] = _results(start(tiny(seed=1)).submit(_group(PROMPTS[0], greedy, 0, 1)))
     assert third.result(WAIT).ids == fresh.ids
-    second.result(WAIT)
+    assert set(third.result().versions) == {1}
+    assert set(second.result().versions) == {0, 1}
+    assert engine.stats().prompt_tokens == 2 * len(PROMPTS[0])
 
 
 def test_close_aborts_what_is_open(tiny, start):

@@ -1,11 +1,14 @@
 """Static batches through a family's own attention and cache give what the slot cache gives."""
 
 import pytest
+import torch
 
 from partita.engine.api import Draw, Request, Sampling
 from partita.engine.local import LocalEngine
 from partita.models.attention import ATTENTION, register
 from partita.models.packed import PackedModel, weights
+from partita.ops.packing import pack
+from partita.records import Row
 
 PROMPTS = [(5, 9, 30), (7,), (5, 9, 30, 41, 12, 8), (33, 33)]
 
@@ -39,13 +42,20 @@ def test_the_plain_way_samples_the_same(tiny, tokenizer, requests, family, padde
 
 
 def test_running_rows_are_computed_anew_with_new_weights(tiny, tokenizer):
-    engine = LocalEngine(PackedModel(tiny(seed=0), kind="plain"), tokenizer, slots=2, context=128)
-    futures = engine.submit(
-        [Request(p, Sampling(n), Draw(3, 0, n, 0)) for p, n in ((PROMPTS[0], 100), (PROMPTS[1], 90))]
-    )
+    engine = LocalEngine(PackedModel(tiny(seed=0), kind="plain"), tokenizer, slots=3, context=256)
+    requests = [Request(PROMPTS[i], Sampling(n), Draw(3, 0, n, 0)) for i, n in enumerate((5, 200, 190))]
+    short, *running = engine.submit(requests)
+    short.result(60)
     engine.publish(weights(PackedModel(tiny(seed=1), kind="plain")), version=4)
-    for future, n in zip(futures, (100, 90), strict=True):
+    trainer = PackedModel(tiny(seed=1), kind="plain")
+    for request, future in zip(requests[1:], running, strict=True):
         completion = future.result(60)
-        assert len(completion.ids) == n
-        assert completion.versions[-1] == 4
+        assert set(completion.versions) == {0, 4}
+        ids = [*request.prompt_ids, *completion.ids]
+        trained = [False] * len(request.prompt_ids) + [True] * len(completion.ids)
+        row = Row(ids, trained, [0.0] * len(ids), [0] * len(ids))
+        with torch.no_grad():
+            expected = trainer(pack([[row]], [0]), temperature=1.0).logprobs_T.tolist()
+        first = completion.versions.index(4)
+        assert completion.logprobs[first:] == pytest.approx(expected[first:], abs=1e-9)
     engine.close()

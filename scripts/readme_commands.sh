@@ -1,0 +1,47 @@
+#!/usr/bin/env bash
+# The commands of README.md as written, with fewer steps where they train. Run from the repository's root after `make test`.
+set -euo pipefail
+export PATH="$PWD/.venv/bin:$PATH"
+runs=$(mktemp -d)
+trap 'rm -rf "$runs"' EXIT
+short=(output_dir="$runs" total_train_steps=2 train_dataset.batch_size=2 gconfig.n_samples=4)
+
+say() { printf '\n$ %s\n' "$*"; }
+try() { say "$@"; "$@"; }
+
+try partita train examples/quickstart.yaml "${short[@]}" trial_name=001
+try partita train examples/quickstart.yaml algorithm=drgrpo "${short[@]}" total_train_steps=1 trial_name=drgrpo
+try partita train examples/quickstart.yaml train_dataset.path=addition actor.optimizer.lr=1e-5 "${short[@]}" total_train_steps=1 trial_name=addition
+try partita config examples/quickstart.yaml algorithm=dapo > "$runs/config.txt"
+grep -q 'eps_clip_higher: 0.28' "$runs/config.txt"
+try partita explain dapo > "$runs/explain.txt"
+grep -q 'arxiv.org/abs/2503.14476' "$runs/explain.txt"
+try partita eval "$runs/quickstart/001" --compare --n 16
+try partita generate "$runs/quickstart/001" --prompt "What is the largest number in this list: 3, 41, 17, 28?"
+try partita train --resume "$runs/quickstart/001" total_train_steps=3
+try partita export "$runs/quickstart/001" "$runs/my-model"
+try python -c "from transformers import AutoModelForCausalLM as M; print(M.from_pretrained('$runs/my-model').num_parameters())"
+
+say 'the Python example'
+python - "$runs" <<'PY'
+import sys
+
+import partita
+
+
+def right(response: str, answer: str) -> float:
+    return float(response.strip().endswith(answer))
+
+
+result = partita.train(
+    model="smollm2-135m", task="addition", reward=right, algorithm="grpo", total_train_steps=1,
+    output_dir=sys.argv[1], train_dataset__batch_size=2, gconfig__n_samples=4,
+)
+print(result)
+PY
+
+say 'rows of your own in the layout of GSM8K'
+try python3 examples/math/gsm8k_rl.py --config examples/math/gsm8k_grpo.yaml scheduler.type=local \
+    actor.path=smollm2-135m train_dataset.path=tests/tasks/gsm8k_rows.jsonl output_dir="$runs" \
+    total_train_steps=1 train_dataset.batch_size=2 gconfig.n_samples=2 gconfig.max_new_tokens=48
+try python examples/one_file_grpo.py --steps 1

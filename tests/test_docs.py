@@ -1,0 +1,87 @@
+"""Every Python example of the hand-written pages runs, and the pages name every key and every metric."""
+
+import re
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+import test_loop
+
+from partita.tasks.reward import RewardConfig
+from partita.tasks.settings import ColumnsConfig, DatasetConfig
+
+DOCS = Path(__file__).parent.parent / "docs"
+PAGES = sorted(page for page in DOCS.rglob("*.md") if "src" not in page.parts)
+
+
+def blocks(page: str, language: str) -> list[str]:
+    """The fenced blocks of one language, in order."""
+    text = (DOCS / page).read_text(encoding="utf-8")
+    return re.findall(rf"^```{language}\n(.*?)^```$", text, flags=re.MULTILINE | re.DOTALL)
+
+
+@pytest.mark.parametrize("page", ["rewards.md"])
+def test_python_examples_run_in_order(page, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for block in blocks(page, "python"):
+        if named := re.match(r"# (\w+\.py)\n", block):
+            Path(named[1]).write_text(block, encoding="utf-8")
+        else:
+            exec(compile(block, page, "exec"), {})
+
+
+def test_the_printed_score_is_the_real_one(tmp_path, monkeypatch, capfd):
+    monkeypatch.chdir(tmp_path)
+    rewards, attempt = blocks("rewards.md", "python")[:2]
+    Path("my_rewards.py").write_text(rewards, encoding="utf-8")
+    exec(compile(attempt, "rewards.md", "exec"), {})
+    assert f"```\n{capfd.readouterr().out}```" in (DOCS / "rewards.md").read_text(encoding="utf-8")
+
+
+def test_rewards_page_names_every_key():
+    quoted = set(re.findall(r"`([\w.]+)`", (DOCS / "rewards.md").read_text(encoding="utf-8")))
+    names = {item.name for config in (RewardConfig, DatasetConfig) for item in fields(config)} - {"columns"}
+    names |= {f"columns.{item.name}" for item in fields(ColumnsConfig)}
+    assert {name for name in names if not any(word.endswith(name) for word in quoted)} == set()
+
+
+def documented(metric: str) -> bool:
+    """Whether a table of the run folder's page has the metric in its first column, extremes beside their mean."""
+    cells = re.findall(r"^\| (`[^|]*) \|", (DOCS / "run-folder.md").read_text(encoding="utf-8"), flags=re.MULTILINE)
+    names = [re.findall(r"`([^`]+)`", cell) for cell in cells]
+    whole = {name for row in names for name in row} | {
+        re.sub(r"/[^/]*$", "", row[0]) + name for row in names for name in row if name.startswith("/")
+    }
+    return metric in whole or re.sub(r"/(?:min|max)$", "", metric) in whole
+
+
+@pytest.mark.parametrize("name", ["grpo", "dapo"])
+def test_every_metric_of_a_run_is_explained(name, tmp_path):
+    records = test_loop.run(test_loop.make(tmp_path, name, steps=3, evaluate=True))
+    found = {metric for record in records for metric in record} - {
+        "step",
+        "reward/first",
+        "reward/first/min",
+        "reward/first/max",
+    }
+    assert len(found) > 30
+    assert {metric for metric in found if not documented(metric)} == set()
+    assert not documented("reward/first")
+
+
+def test_both_readmes_have_the_same_commands_and_headings():
+    texts = [(DOCS.parent / name).read_text(encoding="utf-8") for name in ("README.md", "README.zh-CN.md")]
+    shapes = []
+    for text in texts:
+        code = re.findall(r"^```(?:bash|python)\n(.*?)^```$", text, flags=re.MULTILINE | re.DOTALL)
+        commands = [re.sub(r"\s*# .*", "", line) for block in code for line in block.splitlines()]
+        prose = re.sub(r"^```.*?^```$", "", text, flags=re.MULTILINE | re.DOTALL)
+        shapes.append((commands, len(re.findall("^#", prose, re.MULTILINE)), sorted(re.findall("@@.*?@@", text))))
+    assert shapes[0] == shapes[1]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(DOCS)))
+def test_links_lead_somewhere(page):
+    text = re.sub(r"^```.*?^```$", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
+    for link in re.findall(r"\]\(([^)#]+)\)", text):
+        assert link.startswith("https://") or (page.parent / link).exists(), link

@@ -1,0 +1,169 @@
+"""A run that is killed and resumed is the run that was never killed: the same metrics, the same samples, the same weights."""
+
+import json
+import shutil
+import signal
+import time
+from pathlib import Path
+
+import pytest
+from running import Ended, call, finish, settings, start
+from tiny_model import make
+
+STEPS = 8
+
+
+def outcome(folder: Path) -> tuple[list[dict], bytes, dict[str, bytes]]:
+    """Metrics without wall-clock values, exported weights, samples."""
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    timeless = [{k: v for k, v in x.items() if not k.startswith(("time/", "tokens_per_second"))} for x in lines]
+    samples = {file.name: file.read_bytes() for file in (folder / "samples").iterdir()}
+    return timeless, (folder / "export" / "model.safetensors").read_bytes(), samples
+
+
+@pytest.fixture(scope="module")
+def words(tmp_path_factory: pytest.TempPathFactory, model_folder: Path, vowels: str):
+    """A run with everything that has to survive: moments, a schedule, refilled groups, two optimizer steps a batch."""
+
+    def override(name: str, **changed: object) -> list[str]:
+        given = {
+            "actor__path": model_folder, "reward__functions": f"[{vowels}]", "trial_name": name, "total_train_steps": STEPS,
+            "checkpoint__freq_steps": 2, "actor__ppo_n_minibatches": 2, "actor__optimizer__lr": 0.01,
+            "actor__optimizer__lr_scheduler_type": "cosine", "actor__optimizer__warmup_steps": 2,
+            "actor__dynamic_sampling__filter": "mixed_rewards", "train_dataset__size": 10,
+        }  # fmt: skip
+        return settings(root, **(given | changed))
+
+    root = tmp_path_factory.mktemp("resumed")
+    return override
+
+
+def folder_of(words: list[str]) -> Path:
+    given = dict(word.split("=", 1) for word in words)
+    return Path(given["output_dir"]) / given["experiment_name"] / given["trial_name"]
+
+
+def train(*words: object) -> Ended:
+    ended = finish(start("-m", "partita.cli", "train", *words))
+    assert ended.code == 0, ended.err
+    return ended
+
+
+@pytest.fixture(scope="module")
+def straight(words) -> Path:
+    """The run that nobody interrupts."""
+    train("grpo", *words("straight"))
+    return folder_of(words("straight"))
+
+
+def kill_after(step: int, words: list[str]) -> Path:
+    """Start a run and kill it as soon as its metrics have the line of `step`."""
+    process, folder = start("-m", "partita.cli", "train", "grpo", *words), folder_of(words)
+    metrics, deadline = folder / "metrics.jsonl", time.monotonic() + 120
+    while time.monotonic() < deadline and process.poll() is None:
+        if metrics.exists() and metrics.read_bytes().count(b"\n") >= step:
+            break
+        time.sleep(0.001)
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+    assert process.returncode == -signal.SIGKILL, "the run ended before it could be killed"
+    assert not (folder / "export").exists()
+    return folder
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("step", [1, 3, 5])
+def test_killed_and_resumed_is_uninterrupted(words, straight: Path, step: int) -> None:
+    freq = 2 if step > 1 else STEPS
+    folder = kill_after(step, words(f"killed{step}", checkpoint__freq_steps=freq))
+    saved = sorted(path.name for path in (folder / "checkpoints").glob("step_*"))
+    assert bool(saved) == (step > 1)  # where there is nothing to go on from, it starts at 0
+    ended = train("--resume", folder)
+    first = next(line for line in ended.out.splitlines() if line.startswith("step "))
+    assert first.split("/")[0].split()[1] == str(1 + (int(saved[-1].removeprefix("step_")) if saved else 0))
+    assert outcome(folder) == outcome(straight)
+
+
+@pytest.mark.slow
+def test_a_run_stopped_from_the_keyboard_says_how_to_go_on(words) -> None:
+    given = words("stopped", total_train_steps=2000, checkpoint__freq_steps=1, checkpoint__keep_last=2)
+    process, folder = start("-m", "partita.cli", "train", "grpo", *given), folder_of(given)
+    deadline = time.monotonic() + 120
+    while not (folder / "checkpoints" / "step_000002").exists() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    process.send_signal(signal.SIGINT)
+    ended = finish(process)
+    assert ended.code == 130
+    assert "Traceback" not in ended.err
+    assert f"partita train --resume {folder}" in ended.out
+
+
+def finished(words: list[str]) -> Path:
+    ended = call("train", "grpo", *words)
+    assert ended.code == 0, ended.err
+    return folder_of(words)
+
+
+def test_a_finished_run_goes_on_to_more_steps_as_if_it_had_been_asked_for_them(words) -> None:
+    constant = {"actor__optimizer__lr_scheduler_type": "constant"}
+    short, long = (
+        finished(words("short", total_train_steps=3, **constant)),
+        finished(words("long", total_train_steps=5, **constant)),
+    )
+    ended = call("train", "--resume", short, "total_train_steps=5")
+    assert ended.code == 0, ended.err
+    assert outcome(short) == outcome(long)
+
+
+def test_resuming_a_finished_run_changes_nothing_and_restores_its_export(words) -> None:
+    folder = finished(words("over", total_train_steps=2))
+    want = outcome(folder)
+    shutil.rmtree(folder / "export")  # as if killed between the last checkpoint and the export
+    ended = call("train", "--resume", folder)
+    assert ended.code == 0, ended.err
+    assert outcome(folder) == want
+
+
+def test_a_cut_checkpoint_is_named_and_the_one_before_it_is_used(words) -> None:
+    folder = finished(words("cut", total_train_steps=4))
+    want = outcome(folder)
+    weights = folder / "checkpoints" / "step_000004" / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:1000])
+    with pytest.warns(UserWarning, match=r"step_000004 is skipped: model\.safetensors is missing or cut"):
+        ended = call("train", "--resume", folder)
+    assert ended.code == 0, ended.err
+    assert "step 3/4" in ended.out
+    assert "step 2/4" not in ended.out
+    assert outcome(folder) == want
+
+
+def test_a_checkpoint_with_a_flipped_bit_is_an_error_that_names_it(words) -> None:
+    folder = finished(words("flipped", total_train_steps=1))
+    weights = folder / "checkpoints" / "step_000001" / "model.safetensors"
+    data = bytearray(weights.read_bytes())
+    data[-1] ^= 1
+    weights.write_bytes(data)
+    ended = call("train", "--resume", folder)
+    assert ended.code == 1
+    assert f"{weights.parent}: model.safetensors is damaged; without this folder a run resumes" in ended.err
+
+
+def test_a_checkpoint_of_another_model_is_an_error(words, tmp_path: Path) -> None:
+    folder = finished(words("other", total_train_steps=1))
+    other = call("train", "--resume", folder, f"actor.path={make(tmp_path / 'wide', hidden=64)}", "total_train_steps=2")
+    assert other.code == 1
+    assert "step_000001" in other.err
+    assert "has shape" in other.err
+
+
+def test_a_wrong_folder_is_an_error_that_names_the_run_inside(words, tmp_path: Path) -> None:
+    folder = finished(words("inside", total_train_steps=1))
+    above = call("train", "--resume", folder.parent)
+    assert above.code == 2
+    assert f"{folder.parent} is not a run folder: it has no config.yaml; did you mean {folder.parent}" in above.err
+    missing = call("train", "--resume", tmp_path / "gone")
+    assert missing.code == 2
+    assert f"{tmp_path}/gone is not a run folder" in missing.err
+    unknown = call("train", "--resume", folder, "actor.eps_clp=0.1")
+    assert unknown.code == 2
+    assert "actor.eps_clp: unknown key. Near: eps_clip" in unknown.err
