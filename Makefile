@@ -32,8 +32,13 @@ docs: $(READY)  ## regenerate the pages that are made from code
 	$(BIN)/python scripts/algorithm_pages.py
 	$(BIN)/python scripts/families.py
 
-bench-step: $(READY)  ## a GRPO step against TRL on the same machine, in one run
-	$(BIN)/python benchmarks/step.py
+BENCH := .venv-bench
+$(BENCH)/.ready: pyproject.toml
+	$(PYTHON) scripts/setup_venv.py $(BENCH) bench
+	@touch $(BENCH)/.ready
+
+bench-step: $(BENCH)/.ready  ## a GRPO step against TRL on the same machine, in one run, in an environment that has both
+	$(BENCH)/bin/python benchmarks/step.py
 
 clean:
-	rm -rf $(VENV)
+	rm -rf $(VENV) $(BENCH)

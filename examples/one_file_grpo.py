@@ -6,7 +6,6 @@ Left out, and in the library: checkpoints, held-out evaluation, rewards in killa
 """
 
 import argparse
-import copy
 import time
 from dataclasses import replace
 
@@ -18,7 +17,7 @@ from partita.engine.api import Draw, Request, Sampling
 from partita.engine.config import compute_dtype
 from partita.engine.local import LocalEngine
 from partita.models.load import load_causal_lm
-from partita.models.packed import weights
+from partita.models.packed import cast_copy, weights
 from partita.ops.packing import micro_batches, pack
 from partita.records import Group, Sample
 from partita.rollout.workflow import row_of
@@ -41,7 +40,7 @@ def main() -> None:
     # 1. A policy with float32 master weights, and a copy in the precision this machine multiplies fastest, to sample from.
     loaded = load_causal_lm(args.model, dtype=torch.float32)
     policy, tokenizer, fast = loaded.model, loaded.tokenizer, compute_dtype("auto", torch.device("cpu"))
-    engine = LocalEngine(copy.deepcopy(policy).to(fast), tokenizer, slots=PROMPTS * SAMPLES, context=512)
+    engine = LocalEngine(cast_copy(policy, fast), tokenizer, slots=PROMPTS * SAMPLES, context=512)
     optimizer = torch.optim.AdamW(policy.parameters(), lr=2e-5, betas=(0.9, 0.95), weight_decay=0.0, fused=True)
 
     # 2. An algorithm is a composition of parts; a preset names the keys of a paper. No reference model in this file.

@@ -5,15 +5,14 @@ Left out: what happens in a step (`run.Run` and `loop`), and what the keys mean 
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Callable, Iterator, Sequence
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoTokenizer
 
 from partita.algo.algorithm import Algorithm
 from partita.algo.control import Controls
@@ -23,38 +22,29 @@ from partita.config.schema import plain
 from partita.engine.config import compute_dtype
 from partita.engine.local import LocalEngine
 from partita.evals.evaluate import Evaluator
-from partita.models.load import LoadedModel, load_causal_lm
-from partita.models.packed import PackedModel
+from partita.extras import Extras, Rewards
+from partita.models.load import LoadedModel, find_stop_ids, load_causal_lm, load_tokenizer
+from partita.models.packed import PackedModel, cast_copy
 from partita.records import Group
 from partita.report.reporter import Reporter, RunFacts
 from partita.report.sinks import write_atomic
+from partita.report.trackers import require_trackers
 from partita.rollout.rollouts import Refill, Rollouts
 from partita.rollout.workflow import SingleTurn, Workflow
-from partita.run import RunConfig, composed
-from partita.runfolder import CHECKPOINTS, CONFIG, RunFolderError, new_folder
+from partita.run import RunConfig, composed, without_effect
+from partita.runfolder import CHECKPOINTS, CONFIG, RunFolderError, disk_full_is_readable, new_folder, resume_point
 from partita.runner import EvalPlan, Run
-from partita.tasks.catalog import find_task
+from partita.tasks.binding import RewardSetupError
 from partita.tasks.cursor import Cursor
-from partita.tasks.dataset import TaskRows, load_rows
+from partita.tasks.dataset import DataError, TaskRows, load_rows, task_of
 from partita.tasks.prompt import Prompts, render_prompts
 from partita.tasks.reward import RewardRuntime
 from partita.tasks.settings import DatasetConfig
 from partita.train.checkpoint import latest_checkpoint, load_checkpoint
 from partita.train.learner import Learner
 
-Rewards = Sequence[Callable[..., Any] | str]
-
 
 @dataclass(frozen=True)
-class Extras:
-    """What a Python caller may bring beside the config: rewards as objects, a workflow, a group filter."""
-
-    rewards: Rewards = ()
-    workflow: Workflow | None = None
-    keep: Callable[[Group], bool] | None = None
-
-
-@dataclass
 class Stage:
     """What training and evaluation share: data, rewards, a model, and an engine that samples from a copy of it."""
 
@@ -65,10 +55,19 @@ class Stage:
     engine: LocalEngine
     device: torch.device
 
-    def close(self) -> None:
-        """End the engine's thread and the reward processes."""
-        self.engine.close()
-        self.scorer.close()
+
+@contextmanager
+def ended_by(close: Callable[[], None]) -> Iterator[None]:
+    """Call `close` in the end. Where the block failed, that error travels on, and one of `close` is a warning."""
+    try:
+        yield
+    except BaseException:
+        try:
+            close()
+        except Exception as error:
+            warnings.warn(f"while ending: {error}", stacklevel=2)
+        raise
+    close()
 
 
 @contextmanager
@@ -83,28 +82,34 @@ def stage(config: RunConfig, rewards: Rewards = (), held_out_only: bool = False)
         )
     reward = replace(config.reward, functions=[]) if rewards else config.reward  # what Python hands in wins
     scorer = RewardRuntime(reward, list(rewards) or list(rows.functions))  # before the model: its workers may fork
-    try:
+    with ended_by(scorer.close):
         notes = scorer.check(*rows.rows)
+        if valid is not None and not held_out_only and config.evaluator.freq_steps is not None:
+            try:
+                scorer.check(*valid.rows)
+            except RewardSetupError as error:
+                raise RewardSetupError(f"valid_dataset: {error}") from error
         loaded, engine, device = open_engine(config)
-    except BaseException:
-        scorer.close()
-        raise
-    made = Stage(replace(rows, notes=(*rows.notes, *notes)), valid, scorer, loaded, engine, device)
-    try:
-        yield made
-    finally:
-        made.close()
+        with ended_by(engine.close):
+            yield Stage(replace(rows, notes=(*rows.notes, *notes)), valid, scorer, loaded, engine, device)
+
+
+def load_policy(config: RunConfig, device: torch.device) -> LoadedModel:
+    """The model `actor.path` in float32. A tokenizer of `tokenizer_path` adds the ids that end its completions."""
+    actor, path = config.actor, config.tokenizer_path
+    trust = actor.trust_remote_code
+    other = None if path in (None, actor.path) else load_tokenizer(path, trust)  # first: it is the quick part
+    loaded = load_causal_lm(actor.path, dtype=torch.float32, trust_remote_code=trust, device=device)
+    if other is None:
+        return loaded
+    return replace(loaded, tokenizer=other, stop_ids=tuple(sorted({*loaded.stop_ids, *find_stop_ids(other, ())})))
 
 
 def open_engine(config: RunConfig) -> tuple[LoadedModel, LocalEngine, torch.device]:
     """The policy in float32, and an engine that samples from a copy in its own precision."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    actor = config.actor
-    loaded = load_causal_lm(actor.path, dtype=torch.float32, trust_remote_code=actor.trust_remote_code, device=device)
-    if config.tokenizer_path not in (None, actor.path):
-        tokenizer = AutoTokenizer.from_pretrained(config.tokenizer_path, trust_remote_code=actor.trust_remote_code)
-        loaded = replace(loaded, tokenizer=tokenizer)
-    sampler = copy.deepcopy(loaded.model).to(compute_dtype(config.rollout.dtype, device))
+    loaded = load_policy(config, device)
+    sampler = cast_copy(loaded.model, compute_dtype(config.rollout.dtype, device))
     engine = LocalEngine(
         sampler, loaded.tokenizer, slots=config.rollout.max_concurrent_rollouts, context=loaded.context,
         prefill_tokens=config.rollout.prefill_tokens,
@@ -113,13 +118,15 @@ def open_engine(config: RunConfig) -> tuple[LoadedModel, LocalEngine, torch.devi
 
 
 def valid_section(config: RunConfig) -> DatasetConfig | None:
-    """The held-out rows: `valid_dataset`, else the test split of a built-in task."""
+    """The held-out rows: `valid_dataset`, else the test split of a task. Raises DataError."""
     train = config.train_dataset
     if config.valid_dataset is not None:
         return config.valid_dataset
-    if train.path is None or Path(train.path).is_file() or find_task(train.path) is None:
-        return None
-    return replace(train, split="test", size=None, shuffle=False)
+    try:
+        task = None if train.path is None else task_of(train.path)
+    except DataError as error:
+        raise DataError(f"train_dataset: {error}") from error
+    return None if task is None else replace(train, split="test", size=None, shuffle=False)
 
 
 def prompts_of(config: RunConfig, rows: TaskRows, section: DatasetConfig, loaded: LoadedModel, name: str) -> Prompts:
@@ -131,7 +138,12 @@ def prompts_of(config: RunConfig, rows: TaskRows, section: DatasetConfig, loaded
 @contextmanager
 def build(config: RunConfig, extras: Extras, resume: Path | None = None) -> Iterator[Run]:
     """Everything of a training run; closed in the end, also when the run fails."""
-    algorithm, warnings = composed(config)
+    algorithm, cautions = composed(config)
+    require_trackers(config.report.trackers)
+    newest = None
+    if resume is not None:
+        newest = resume_point(resume)
+        extras.check(resume)
     with stage(config, extras.rewards) as made:
         prompts = prompts_of(config, made.train_rows, config.train_dataset, made.loaded, "train_dataset")
         steps = _total_steps(config, len(prompts.prompts))
@@ -142,33 +154,44 @@ def build(config: RunConfig, extras: Extras, resume: Path | None = None) -> Iter
             config.gconfig.sampling(made.loaded.stop_ids), config.gconfig.n_samples, config.seed,
             refill=_refill(config, algorithm, extras.keep), max_error_share=config.reward.max_error_share,
         )  # fmt: skip
-        folder = resume or new_folder(config)
-        newest = latest_checkpoint(folder / CHECKPOINTS)
         state = load_checkpoint(newest, learner.model, learner.optimizer) if newest else None
-        done = state["step"] if state else 0
-        settings = plain(config)
+        folder, settings = resume or new_folder(config), plain(config)
         title = f"{config.experiment_name}/{folder.name}"
         run = Run(
             config, folder, made.loaded.tokenizer, learner, made.engine, rollouts, algorithm, Controls(), steps,
-            Reporter(config.report, RunFacts(folder, title, steps, settings, done)), _eval_plan(config, made, workflow),
+            Reporter(config.report, RunFacts(folder, title, steps, settings, state["step"] if state else 0)),
+            _eval_plan(config, made, workflow), extras.names,
         )  # fmt: skip
         if state:
-            try:
-                run.load_state_dict(state)
-            except ValueError as error:
-                raise RunFolderError(f"{newest} cannot be continued with this config: {error}") from error
-            run.publish(done)
-        write_atomic(folder / CONFIG, Loaded(config, settings, {}).to_yaml().encode())
-        notes = (*made.train_rows.notes, *prompts.notes, *made.loaded.notes, *warnings)
-        run.reporter.start(_facts(config, made, algorithm.needs, notes))
-        try:
+            _restore(run, state, newest)
+        with _told(run), ended_by(run.reporter.close):
+            extras.note(folder)  # before the config, by which a folder is known as a run's
+            write_atomic(folder / CONFIG, Loaded(config, settings, {}).to_yaml().encode())
+            notes = (*made.train_rows.notes, *prompts.notes, *made.loaded.notes, *cautions)
+            run.reporter.start(_facts(run, made, notes))
             yield run
+
+
+@contextmanager
+def _told(run: Run) -> Iterator[None]:
+    """A run that cannot go on says how it can."""
+    command = run.brought.resume_command(run.folder)
+    with disk_full_is_readable(run.folder, command):
+        try:
+            yield
         except BaseException:
-            if last := latest_checkpoint(folder / CHECKPOINTS):
-                run.reporter.console.warn(f"stopped; to go on from {last.name}: partita train --resume {folder}")
+            if last := latest_checkpoint(run.folder / CHECKPOINTS):
+                run.reporter.console.warn(f"stopped; to go on from {last.name}: {command}")
             raise
-        finally:
-            run.reporter.close()
+
+
+def _restore(run: Run, state: Mapping[str, Any], source: Path | None) -> None:
+    """Before any file of the run is touched: a checkpoint that does not fit leaves the folder as it was."""
+    try:
+        run.load_state_dict(state)
+    except ValueError as error:
+        raise RunFolderError(f"{source} cannot be continued with this config: {error}") from error
+    run.publish(run.first_step)
 
 
 def _learner(config: RunConfig, made: Stage, steps: int, needs_reference: bool) -> Learner:
@@ -188,7 +211,7 @@ def _reference(config: RunConfig, made: Stage) -> PackedModel:
     dtype = compute_dtype(config.ref.dtype if config.ref else "auto", made.device)
     path = config.ref.path if config.ref else None
     if path in (None, config.actor.path):
-        model = copy.deepcopy(made.loaded.model).to(dtype)
+        model = cast_copy(made.loaded.model, dtype)
     else:
         trust = config.actor.trust_remote_code
         model = load_causal_lm(path, dtype=dtype, trust_remote_code=trust, device=made.device).model
@@ -207,7 +230,7 @@ def _refill(config: RunConfig, algorithm: Algorithm, keep: Callable[[Group], boo
 
 
 def _reward_tensor(group: Group) -> torch.Tensor:
-    return torch.tensor([s.reward for s in group.samples if s.reward is not None], dtype=torch.float64)
+    return torch.tensor(group.rewards, dtype=torch.float64)
 
 
 def _total_steps(config: RunConfig, prompts: int) -> int:
@@ -227,8 +250,9 @@ def _eval_plan(config: RunConfig, made: Stage, workflow: Workflow) -> EvalPlan |
     return EvalPlan(evaluator, rendered.prompts[: config.evaluator.n_prompts], sampling)
 
 
-def _facts(config: RunConfig, made: Stage, needs: frozenset[str], notes: Sequence[str]) -> dict[str, str]:
+def _facts(run: Run, made: Stage, notes: Sequence[str]) -> dict[str, str]:
     """What the console shows before the first step."""
+    config, reference = run.config, "ref" in run.algorithm.needs
     found: Review = review(
         config.actor, n_samples=config.gconfig.n_samples, max_new_tokens=config.gconfig.max_new_tokens
     )
@@ -243,10 +267,12 @@ def _facts(config: RunConfig, made: Stage, needs: frozenset[str], notes: Sequenc
         "batch": f"{batch}, at most {config.gconfig.max_new_tokens} new tokens",
         "precision": f"learns in {precision} on float32 weights, samples in {sampled}, on {made.device}",
     }
-    if "ref" in needs:
+    if reference:
         dtype = str(compute_dtype(config.ref.dtype if config.ref else "auto", made.device)).removeprefix("torch.")
         where = config.ref.path if config.ref and config.ref.path else "the starting policy"
         size = parameters * (2 if dtype == "bfloat16" else 4) / 2**20
         facts["reference"] = f"{where}, {dtype}, {size:.0f} MiB, for the KL term"
-    groups = {"data": notes, "inactive": found.inactive, "assumed": found.assumed, "advice": found.advice}
+    filtered, held_out = run.rollouts.refill is not None, made.valid_rows is not None
+    idle = without_effect(config, needs_reference=reference, filtered=filtered, held_out=held_out)
+    groups = {"data": notes, "inactive": (*found.inactive, *idle), "assumed": found.assumed, "advice": found.advice}
     return facts | {name: "; ".join(lines) for name, lines in groups.items() if lines}

@@ -21,14 +21,17 @@ from partita.config import ConfigError, Loaded
 from partita.config.errors import Problem
 from partita.evals.estimators import paired_difference
 from partita.evals.evaluate import Evaluation
+from partita.extras import brought_to
 from partita.models.load import ModelLoadError
 from partita.models.selfcheck import ModelRefused
 from partita.player import complete, export_run
 from partita.player import evaluate as evaluate_model
+from partita.report.sinks import ReportFileError
 from partita.report.text import clean
+from partita.report.trackers import MissingTrackerError
 from partita.rollout.rollouts import RolloutError
 from partita.run import RunConfig, composed, load_run_config
-from partita.runfolder import CONFIG, EXPORT, RunFolderError, run_config_of
+from partita.runfolder import CONFIG, EXPORT, DiskError, RunFolderError, run_config_of
 from partita.tasks.dataset import DataError
 from partita.tasks.pool import PoolError
 from partita.tasks.prompt import PromptError
@@ -37,8 +40,11 @@ from partita.train.checkpoint import CheckpointError
 from partita.train.learner import LearnerError
 from partita.trainer import QUICKSTART, PPOTrainer
 
-USER_ERRORS = (ConfigError, DataError, PromptError, ModelLoadError, ModelRefused, RewardSetupError, RunFolderError)
-RUN_ERRORS = (PoolError, RolloutError, RewardErrors, LearnerError, CheckpointError)
+USER_ERRORS = (
+    ConfigError, DataError, PromptError, ModelLoadError, ModelRefused, RewardSetupError, RunFolderError, ReportFileError,
+    MissingTrackerError,
+)  # fmt: skip
+RUN_ERRORS = (PoolError, RolloutError, RewardErrors, LearnerError, CheckpointError, DiskError)
 app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
@@ -104,16 +110,18 @@ def evaluate(
     overrides: Annotated[list[str] | None, typer.Option("--set", help="config key=value")] = None,
 ) -> None:
     """Mean reward on held-out prompts, with its 95 % interval."""
+    _check_reward(Path(model), reward)
     words = [f"evaluator.n_prompts={n}", *(overrides or [])]
     words += [f"reward.functions=[{reward}]"] if reward else []
     config = _load("", words, model).value
     if task is not None:  # read as the training rows are: columns, template, instruction
         config = replace(config, valid_dataset=replace(config.train_dataset, path=task, split="test", size=None))
-    start = run_config_of(Path(model), []).value.actor.path if compare else None
+    start = run_config_of(Path(model), []).value if compare else None
     heat = temperature if temperature is not None else 0.0 if samples == 1 else 1.0
     after = _evaluate(config, samples, heat)
     if start is not None:
-        before = _evaluate(replace(config, actor=replace(config.actor, path=start)), samples, heat)
+        actor = replace(config.actor, path=start.actor.path)
+        before = _evaluate(replace(config, actor=actor, tokenizer_path=start.tokenizer_path), samples, heat)
         both = [uid for uid in before.rewards if uid in after.rewards]  # a prompt whose reward failed has no pair
         pairs = ({uid: found.rewards[uid] for uid in both} for found in (before, after))
         typer.echo(f"difference on the same prompts: {paired_difference(*pairs)}")
@@ -148,13 +156,27 @@ def _load(target: str, overrides: list[str], model: str | None = None) -> Loaded
                     f"{folder} has no {EXPORT}/: the run has not come to its end. Go on with it (partita train --resume "
                     f"{folder}), or write a checkpoint as a model (partita export {folder} FOLDER) and name that folder"
                 )
-            return run_config_of(folder, [f"actor.path={folder / EXPORT}", *overrides])
+            # the export has the run's tokenizer, whichever that was
+            return run_config_of(folder, [f"actor.path={folder / EXPORT}", "tokenizer_path=null", *overrides])
         return load_run_config([QUICKSTART], [f"actor.path={model}", *overrides])
     if target in PRESETS:
         return load_run_config([QUICKSTART], [f"algorithm={target}", f"experiment_name={target}", *overrides])
     if not target.endswith((".yaml", ".yml")) and not Path(target).exists():
         raise ConfigError([Problem(target, f"neither a YAML file nor a preset. Presets: {', '.join(PRESETS)}")])
     return load_run_config([Path(target)], overrides)
+
+
+def _check_reward(model: Path, reward: str | None) -> None:
+    """Raise RunFolderError where a run's config does not say what it was rewarded for, and nobody else does."""
+    brought = brought_to(model)
+    if brought.rewards and reward is None:
+        raise RunFolderError(
+            f"the reward of {model} came from Python ({', '.join(brought.rewards)}) and is not in its config: give it with "
+            "--reward path/file.py:function"
+        )
+    if brought.workflow:
+        workflow = f"{model} was trained with the workflow {brought.workflow}"
+        typer.echo(f"warning: {workflow}; this samples one completion of each prompt", err=True)
 
 
 def _evaluate(config: RunConfig, samples: int, temperature: float) -> Evaluation:

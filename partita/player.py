@@ -12,14 +12,13 @@ from pathlib import Path
 
 import torch
 
-from partita.build import open_engine, prompts_of, stage, valid_section
+from partita.build import ended_by, load_policy, open_engine, prompts_of, stage, valid_section
 from partita.engine.api import Draw, Request
 from partita.evals.evaluate import EVAL_STREAM, Evaluation, Evaluator
 from partita.models.export import export_hf
-from partita.models.load import load_causal_lm
 from partita.rollout.workflow import SingleTurn
 from partita.run import RunConfig
-from partita.runfolder import CHECKPOINTS, RunFolderError, run_config_of
+from partita.runfolder import CHECKPOINTS, RunFolderError, disk_full_is_readable, run_config_of
 from partita.tasks.dataset import TaskRow
 from partita.tasks.prompt import render_prompts
 from partita.train.checkpoint import load_checkpoint, whole_checkpoints
@@ -28,7 +27,7 @@ from partita.train.checkpoint import load_checkpoint, whole_checkpoints
 def complete(config: RunConfig, words: str, samples: int, temperature: float) -> list[str]:
     """Completions of one user message by the model `actor.path`."""
     loaded, engine, _ = open_engine(config)
-    try:
+    with ended_by(engine.close):
         row = TaskRow("prompt", ({"role": "user", "content": words},), None, {})
         section = config.train_dataset
         [prompt] = render_prompts([row], loaded.tokenizer, section, context=loaded.context, section="prompt").prompts
@@ -36,8 +35,6 @@ def complete(config: RunConfig, words: str, samples: int, temperature: float) ->
         draws = [Draw(config.seed, EVAL_STREAM, 0, k) for k in range(samples)]
         futures = engine.submit([Request(prompt.ids, sampling, draw) for draw in draws])
         return [future.result().text for future in futures]
-    finally:
-        engine.close()
 
 
 def evaluate(config: RunConfig, samples: int, temperature: float) -> Evaluation:
@@ -62,10 +59,11 @@ def export_run(run: Path, folder: Path, step: int | None) -> Path:
         raise RunFolderError(
             f"{run} has no whole checkpoint{f' of step {step}' if step else ''}; it has: {_names(saved)}"
         )
-    loaded = load_causal_lm(config.actor.path, dtype=torch.float32, trust_remote_code=config.actor.trust_remote_code)
+    loaded = load_policy(config, torch.device("cpu"))
     optimizer = torch.optim.AdamW(loaded.model.parameters())
     load_checkpoint(found[-1], loaded.model, optimizer)
-    export_hf(loaded.model, loaded.tokenizer, folder)
+    with disk_full_is_readable(folder, f"partita export {run} {folder}"):
+        export_hf(loaded.model, loaded.tokenizer, folder)
     return folder
 
 

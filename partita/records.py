@@ -73,6 +73,11 @@ class Group:
     prompt: Prompt
     samples: list[Sample]
 
+    @property
+    def rewards(self) -> list[float]:
+        """Raw task rewards of the samples that have one."""
+        return [sample.reward for sample in self.samples if sample.reward is not None]
+
 
 @dataclass(frozen=True)
 class Batch:

@@ -17,6 +17,7 @@ from partita.config import ConfigError, Loaded, key, key_factory, load_config
 from partita.config.errors import Problem
 from partita.engine.config import GenerationConfig, RolloutConfig
 from partita.report.config import ReportConfig
+from partita.tasks.dataset import is_hub_name, task_of
 from partita.tasks.reward import RewardConfig
 from partita.tasks.settings import DatasetConfig
 from partita.train.config import ActorConfig, RefConfig
@@ -77,7 +78,7 @@ class RunConfig:
     experiment_name: str = key("run", "first folder level under output_dir")
     trial_name: str | None = key(None, "second folder level; null takes the next free number")
     output_dir: str = key("runs", "where run folders are made")
-    seed: int = key(1, "seed of data order, sampling and minibatches", ge=0)
+    seed: int = key(1, "seed of data order, sampling and minibatches", ge=0, lt=2**32)
     total_train_epochs: int | None = key(None, "passes over train_dataset", ge=1)
     total_train_steps: int | None = key(None, "train steps; wins over total_train_epochs", ge=1)
     tokenizer_path: str | None = key(None, "tokenizer folder or name; null takes the model's own")
@@ -103,10 +104,6 @@ class RunConfig:
         if given is not None and given != self.gconfig.max_new_tokens:
             raise ValueError(
                 f"actor.max_new_tokens={given} but gconfig.max_new_tokens={self.gconfig.max_new_tokens}: they must be equal"
-            )
-        if self.gconfig.temperature == 0:
-            raise ValueError(
-                "gconfig.temperature=0: greedy samples of a prompt are all the same and cannot be learned from"
             )
         if self.rollout.max_head_offpolicyness > 0:
             raise ValueError(
@@ -134,6 +131,40 @@ def composed(config: RunConfig) -> tuple[Algorithm, tuple[str, ...]]:
     if problems:
         raise ConfigError(problems)
     return algorithm, tuple(warnings)
+
+
+def without_effect(config: RunConfig, *, needs_reference: bool, filtered: bool, held_out: bool) -> tuple[str, ...]:
+    """Keys beside the algorithm's that were changed from their default and do nothing, each with what is missing.
+
+    filtered: groups are filtered, by the algorithm or by Python. held_out: there are rows to evaluate on.
+    """
+    actor, evaluator, found = config.actor, config.evaluator, list[tuple[str, Any, Any, str]]()
+    if config.total_train_steps is not None:
+        found.append(("total_train_epochs", config.total_train_epochs, None, "total_train_steps is set and wins"))
+    if not filtered:
+        found.append(("dynamic_bs", config.dynamic_bs, False, "needs actor.dynamic_sampling or a filter from Python"))
+    if not needs_reference and config.ref is not None:
+        reason = "needs a KL term: actor.kl_loss_coef or actor.kl_ctl above 0"
+        found += [
+            (f"ref.{name}", value, getattr(RefConfig(), name), reason) for name, value in vars(config.ref).items()
+        ]
+    if actor.optimizer.lr_scheduler_type == "constant":
+        reason = "needs actor.optimizer.lr_scheduler_type: linear or cosine"
+        found.append(("actor.optimizer.min_lr_ratio", actor.optimizer.min_lr_ratio, 0.0, reason))
+    if actor.ppo_n_minibatches == 1:
+        found.append(
+            ("actor.minibatch_split", actor.minibatch_split, "groups", "needs actor.ppo_n_minibatches above 1")
+        )
+    for name, section in (("train_dataset", config.train_dataset), ("valid_dataset", config.valid_dataset)):
+        path = section.path if section is not None else None
+        if section is not None and path is not None and (task_of(path) is not None or not is_hub_name(path)):
+            found.append((f"{name}.subset", section.subset, None, "only data sets of the hub have one"))
+    if evaluator.freq_steps is None:
+        default, reason = vars(EvaluatorConfig()), "needs evaluator.freq_steps"
+        found += [(f"evaluator.{name}", value, default[name], reason) for name, value in vars(evaluator).items()]
+    elif not held_out:
+        found.append(("evaluator.freq_steps", evaluator.freq_steps, None, "no held-out rows: needs valid_dataset"))
+    return tuple(f"{path} {value}: no effect, {why}" for path, value, default, why in found if value != default)
 
 
 def load_run_config(

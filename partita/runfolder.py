@@ -1,15 +1,20 @@
 """A run's folder: how it is named, what config it holds, which checkpoint it goes on from.
 
-runs/<experiment>/<trial>/  config.yaml  metrics.jsonl  reward.svg  samples/  checkpoints/  export/
+runs/<experiment>/<trial>/  config.yaml  python.json  metrics.jsonl  reward.svg  samples/  checkpoints/  export/
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import errno
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+
+from safetensors import SafetensorError
 
 from partita.config import Loaded
 from partita.run import RunConfig, load_run_config
+from partita.train.checkpoint import latest_checkpoint
 
 CONFIG, CHECKPOINTS, EXPORT = "config.yaml", "checkpoints", "export"
 
@@ -18,15 +23,23 @@ class RunFolderError(RuntimeError):
     """A run folder is missing, taken, or not one."""
 
 
+class DiskError(RuntimeError):
+    """A file could not be written because the disk is full."""
+
+
 def new_folder(config: RunConfig) -> Path:
     """Make the folder of a new run. Raises RunFolderError when it cannot be made or the trial name is taken."""
     parent = Path(config.output_dir) / config.experiment_name
     try:
         parent.mkdir(parents=True, exist_ok=True)
+        return _claim(parent, config.trial_name)
     except OSError as error:
         raise RunFolderError(f"{parent} cannot be made: {error.strerror}; set output_dir") from error
-    if config.trial_name is not None:
-        folder = parent / config.trial_name
+
+
+def _claim(parent: Path, trial: str | None) -> Path:
+    if trial is not None:
+        folder = parent / trial
         if (folder / CONFIG).exists():
             raise RunFolderError(
                 f"{folder} holds a run already: go on with it (partita train --resume {folder}), or choose another trial_name"
@@ -45,9 +58,39 @@ def new_folder(config: RunConfig) -> Path:
 
 def run_config_of(folder: Path, overrides: Sequence[str]) -> Loaded[RunConfig]:
     """The config that a run was started with, with overrides on top. Raises RunFolderError for a folder without one."""
-    path = folder / CONFIG
-    if not path.exists():
-        near = sorted(str(p.parent) for p in folder.glob(f"*/{CONFIG}"))
+    _check_is_run(folder)
+    return load_run_config([folder / CONFIG], overrides)
+
+
+def resume_point(folder: Path) -> Path | None:
+    """The checkpoint that the run in `folder` goes on from; None where none was written yet: it starts at step 0.
+
+    Raises RunFolderError where there are checkpoints and none is whole, and for a folder that is no run's.
+    """
+    _check_is_run(folder)
+    root = folder / CHECKPOINTS
+    newest, there = latest_checkpoint(root), sorted(path.name for path in root.glob("step_*"))
+    if newest is None and there:
+        raise RunFolderError(
+            f"{folder} has no whole checkpoint to go on from, all are damaged: {', '.join(there)}. Restore one of them, or "
+            f"remove them ({root}) to start at step 0 again"
+        )
+    return newest
+
+
+@contextmanager
+def disk_full_is_readable(folder: Path, command: str) -> Iterator[None]:
+    """Raise DiskError where the block fails to write below `folder` for want of space; `command` is what to do then."""
+    try:
+        yield
+    except (OSError, SafetensorError) as error:
+        if isinstance(error, OSError) and error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        raise DiskError(f"{folder} cannot be written to: {error}. Free some space, then: {command}") from error
+
+
+def _check_is_run(folder: Path) -> None:
+    if not (folder / CONFIG).exists():
+        near = sorted(str(path.parent) for path in folder.glob(f"*/{CONFIG}"))
         hint = f"; did you mean {near[-1]}?" if near else ""
         raise RunFolderError(f"{folder} is not a run folder: it has no {CONFIG}{hint}")
-    return load_run_config([path], overrides)

@@ -6,6 +6,7 @@ Left out: how the parts are made (`build`) and in which order a step uses them (
 from __future__ import annotations
 
 import time
+import warnings
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
@@ -17,8 +18,9 @@ from transformers import PreTrainedTokenizerBase
 from partita.algo.algorithm import Algorithm
 from partita.algo.control import Controls
 from partita.engine.api import Engine, Sampling
-from partita.evals.evaluate import Evaluator
-from partita.models.export import export_hf
+from partita.evals.evaluate import Evaluator, NothingScored
+from partita.extras import Brought
+from partita.models.export import export_hf, remove_leftovers
 from partita.models.packed import weights
 from partita.records import Prompt
 from partita.report.metrics import Metrics, Timer
@@ -57,6 +59,7 @@ class Run:
     steps: int
     reporter: Reporter
     eval_plan: EvalPlan | None = None
+    brought: Brought = field(default_factory=Brought)
     first_step: int = 0
     timer: Timer = field(default_factory=Timer)
     step_began: float = field(default_factory=time.perf_counter)
@@ -114,12 +117,14 @@ class Run:
     def end(self) -> None:
         """Export the model, also when a kill came between the last checkpoint and its export; say what to do next."""
         folder = self.folder
+        remove_leftovers(folder / EXPORT)
         self.export(folder / EXPORT)
+        reward = " --reward path/file.py:function" if self.brought.rewards else ""
         self.reporter.finish(
             {
-                "evaluate": f"partita eval {folder} --compare",
+                "evaluate": f"partita eval {folder} --compare{reward}",
                 "try": f'partita generate {folder} --prompt "..."',
-                "go on": f"partita train --resume {folder} total_train_steps={2 * self.steps}",
+                "go on": self.brought.resume_command(folder, f"total_train_steps={2 * self.steps}"),
             }
         )
 
@@ -130,7 +135,13 @@ class Run:
     async def _evaluate(self, metrics: Metrics) -> None:
         assert self.eval_plan is not None, "an evaluation is due only with a plan"
         plan = self.eval_plan
-        result = await plan.evaluator.run(plan.prompts, plan.sampling, self.config.evaluator.n_samples)
+        try:
+            result = await plan.evaluator.run(plan.prompts, plan.sampling, self.config.evaluator.n_samples)
+        except NothingScored as error:  # the step that was learned is worth more than its evaluation
+            metrics.put("eval/error_share", 1.0)
+            warnings.warn(f"evaluation: {error}", stacklevel=2)
+            return
+        metrics.put("eval/error_share", result.error_share)
         metrics.put("eval/reward", result.mean.mean)
         if result.mean.low is not None and result.mean.high is not None:
             metrics.put("eval/reward_low", result.mean.low)

@@ -9,6 +9,8 @@ import asyncio
 import json
 import threading
 from collections.abc import Callable, Coroutine, Sequence
+from concurrent.futures import Future, wait
+from contextlib import suppress
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -16,12 +18,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from partita.build import Extras, build
+from partita.build import build
+from partita.extras import Extras
 from partita.loop import train as train_loop
 from partita.records import Group
 from partita.report.records import StepRecord
 from partita.report.sinks import read_metrics
-from partita.rollout.summary import rewards_of
 from partita.rollout.workflow import Workflow
 from partita.run import RunConfig, load_run_config
 
@@ -33,13 +35,15 @@ class PPOTrainer:
     """One training run from a validated config.
 
     rewards: Python functions that score responses, instead of the names in `reward.functions`. resume: a run folder to go
-    on with; its last whole checkpoint is loaded when training starts.
+    on with; its last whole checkpoint is loaded when training starts. Rewards, workflow and filter must be there again
+    then, by the same names.
     """
 
     def __init__(
-        self, config: RunConfig, *, rewards: Sequence[Callable[..., Any]] = (), resume: Path | None = None
+        self, config: RunConfig, *, rewards: Sequence[Callable[..., Any]] = (), resume: str | Path | None = None
     ) -> None:
-        self.config, self.rewards, self.resume = config, tuple(rewards), resume
+        self.config, self.rewards = config, tuple(rewards)
+        self.resume = None if resume is None else Path(resume)
 
     def train(self, workflow: Workflow | None = None, dynamic_filter_fn: Filter | None = None) -> Path:
         """Train to the last step and return the run folder.
@@ -103,30 +107,42 @@ class TrainingResult:
 
 
 def run_async(coroutine: Coroutine[Any, Any, Path]) -> Path:
-    """asyncio.run, also where a notebook's event loop is already running: then in a thread of its own."""
+    """asyncio.run, also where a notebook's event loop is already running: then in a thread of its own.
+
+    An interrupt from the keyboard then cancels the coroutine, waits for its end, and travels on.
+    """
     try:
         asyncio.get_running_loop()
     except RuntimeError:
         return asyncio.run(coroutine)
-    outcome: list[Path | BaseException] = []
+    started: Future[tuple[asyncio.AbstractEventLoop, asyncio.Task[Path]]] = Future()
+    outcome: Future[Path] = Future()
+
+    async def whole() -> Path:
+        job = asyncio.ensure_future(coroutine)
+        started.set_result((asyncio.get_running_loop(), job))
+        return await job
 
     def work() -> None:
         try:
-            outcome.append(asyncio.run(coroutine))
+            outcome.set_result(asyncio.run(whole()))
         except BaseException as error:  # handed to the caller's thread below
-            outcome.append(error)
+            outcome.set_exception(error)
 
-    thread = threading.Thread(target=work, name="partita-train")
-    thread.start()
-    thread.join()
-    result = outcome[0]
-    if isinstance(result, BaseException):
-        raise result
-    return result
+    threading.Thread(target=work, name="partita-train").start()
+    try:
+        return outcome.result()  # not a join: Python 3.11 takes a thread whose join was interrupted for one that ended
+    except KeyboardInterrupt:
+        if not outcome.done():
+            loop, job = started.result()
+            with suppress(RuntimeError):  # it ended just now and closed its loop
+                loop.call_soon_threadsafe(job.cancel)
+            wait([outcome])
+        raise
 
 
 def _group_filter(accept: Filter) -> Callable[[Group], bool]:
-    return lambda group: bool(accept({"rewards": np.array(rewards_of(group.samples), dtype=np.float64)}))
+    return lambda group: bool(accept({"rewards": np.array(group.rewards, dtype=np.float64)}))
 
 
 __all__ = ["QUICKSTART", "PPOTrainer", "TrainingResult", "train"]

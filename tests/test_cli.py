@@ -2,12 +2,15 @@
 
 import json
 import shutil
+import sys
 from pathlib import Path
 
 import pytest
 from running import Ended, call, finish, settings, start
 from safetensors.torch import load_file
+from tiny_model import byte_tokenizer
 
+from partita.models.load import load_tokenizer
 from partita.runfolder import run_config_of
 
 
@@ -45,7 +48,8 @@ WRONG = {
     "wrong type": (["actor.eps_clip=abc"], 'actor.eps_clip: expected float, got "abc"', "[command line]"),
     "two at once": (["gconfig.n_samples=0", "seed=x"], "2 problems", "gconfig.n_samples", "must be", 'seed: expected int, got "x"'),
     "launcher": (["scheduler.type=ray"], "scheduler: type=ray", "one machine only", "scheduler.type=local"),
-    "greedy": (["gconfig.temperature=0"], "gconfig.temperature=0", "greedy"),
+    "greedy": (["gconfig.temperature=0"], "gconfig: temperature=0", "greedy"),
+    "seed": (["seed=4294967296"], "seed:", "< 4294967296"),
     "stale samples": (["rollout.max_head_offpolicyness=2"], "rollout.max_head_offpolicyness=2", "trains in turns"),
     "one sample": (["gconfig.n_samples=1"], "actor.adv_norm.mean_level: group with gconfig.n_samples 1", "Raise n_samples"),
     "group size": (["actor.adv_norm.group_size=3"], "actor.adv_norm.group_size: 3 must equal gconfig.n_samples 4", "leave it out"),
@@ -55,6 +59,9 @@ WRONG = {
     "reward file": (["reward.functions=[nope.py:f]"], "reward.functions", "nope.py: no such file"),
     "data file": (["train_dataset.path=nowhere/rows.jsonl"], "train_dataset: nowhere/rows.jsonl: no such file"),
     "task name": (["train_dataset.path=additon"], "'additon': no such task", "near: addition"),
+    "task object": (["train_dataset.path=nope.py:task"], "train_dataset", "nope.py: no such file"),
+    "task object without rows": (["train_dataset.path=os.path:join"], "train_dataset: os.path:join", "expected a partita.tasks"),
+    "tokenizer folder": (["tokenizer_path=./no/words"], "./no/words: no such folder"),
     "model folder": (["actor.path=./no/model"], "./no/model: no such folder"),
 }  # fmt: skip
 
@@ -63,6 +70,108 @@ WRONG = {
 def test_a_mistake_is_named_before_anything_is_written(tmp_path: Path, words, changes: list[str], parts) -> None:
     refused(call("train", "grpo", *words(), *changes), *parts)
     assert not (tmp_path / "runs").exists()
+
+
+def test_a_missing_tracker_is_named_before_anything_is_written(tmp_path: Path, words, monkeypatch) -> None:
+    monkeypatch.setitem(sys.modules, "trackio", None)  # as if it were not installed
+    refused(call("train", "grpo", *words(), "report.trackers=[trackio]"), "names trackio", "partita[trackers]")
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize("file", ["config.yaml", "samples/step_000001.jsonl"])
+def test_a_full_disk_ends_the_run_with_one_sentence(tmp_path: Path, words, file: str) -> None:
+    folder = tmp_path / "runs/tiny/t"
+    full = folder / f"{file}.partial"
+    full.parent.mkdir(parents=True)
+    full.symlink_to("/dev/full")  # writing to it fails as on a full disk
+    ended = call("train", "grpo", *words())
+    assert ended.code == 1, ended.err
+    assert ended.err.startswith(f"error: {folder} cannot be written to: [Errno 28] No space left on device")
+    assert f"partita train --resume {folder}" in ended.err
+    assert "Traceback" not in ended.err
+
+
+def test_a_foreign_line_among_the_metrics_is_named(tmp_path: Path, trained: Path) -> None:
+    spoilt = shutil.copytree(trained, tmp_path / "spoilt")
+    with (spoilt / "metrics.jsonl").open("a") as file:
+        file.write("hello\n")
+    refused(
+        call("train", "--resume", spoilt), f"{spoilt}/metrics.jsonl:4: not the record of a step", "Remove this line"
+    )
+
+
+def held_out(folder: Path, *answers: str) -> str:
+    """A data section with these gold answers."""
+    rows = folder / "held_out.jsonl"
+    rows.write_text(
+        "".join(json.dumps({"question": "1 + 1?", "answer": a, "n": i}) + "\n" for i, a in enumerate(answers))
+    )
+    return f"valid_dataset.path={rows}"
+
+
+def test_a_held_out_set_that_cannot_be_scored_costs_no_step(tmp_path: Path, words) -> None:
+    own = reward_file(tmp_path, "return float(answer) * len(response)")
+    given = words(reward__functions=own, total_train_steps=1, evaluator__freq_steps=1)
+    ended = call("train", "grpo", *given, held_out(tmp_path, "none", "none"))
+    assert ended.code == 0, ended.err
+    assert "warning: evaluation: no sample could be scored; the first error: own: ValueError" in ended.out
+    [line] = metrics(tmp_path)
+    assert line["eval/error_share"] == 1
+    assert "eval/reward" not in line
+    assert (tmp_path / "runs/tiny/t/checkpoints/step_000001").exists()
+    half = call("train", "grpo", *given, held_out(tmp_path, "none", "2"), "trial_name=h")
+    assert half.code == 0, half.err
+    [line] = [json.loads(line) for line in (tmp_path / "runs/tiny/h/metrics.jsonl").read_text().splitlines()]
+    assert line["eval/error_share"] == 0.5
+    assert "eval/reward" in line
+
+
+def test_a_held_out_set_without_what_the_reward_asks_for_is_refused(tmp_path: Path, words) -> None:
+    (tmp_path / "own.py").write_text("def own(response, answer, colour):\n    return 1.0\n")
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text('{"question": "1 + 1?", "answer": "2", "colour": "red"}\n')
+    given = words(
+        reward__functions=f"[{tmp_path}/own.py:own]", train_dataset__path=rows, train_dataset__size=None,
+        train_dataset__batch_size=1, evaluator__freq_steps=1,
+    )  # fmt: skip
+    refused(call("train", "grpo", *given, held_out(tmp_path, "2")), "valid_dataset: row", "asks for 'colour'")
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_run_with_another_tokenizer_keeps_it(tmp_path: Path, words) -> None:
+    tokenizer = byte_tokenizer()
+    tokenizer.chat_template = "Q{% for m in messages %}{{ m.content }}{% endfor %}A"
+    tokenizer.save_pretrained(tmp_path / "words")
+    ended = call("train", "grpo", *words(tokenizer_path=tmp_path / "words"))
+    assert ended.code == 0, ended.err
+    folder = tmp_path / "runs/tiny/t"
+    row = json.loads((folder / "samples/step_000001.jsonl").read_text().splitlines()[0])
+    assert row["prompt"].startswith("QWhat is")
+    assert call("export", folder, tmp_path / "model").code == 0
+    for exported in (folder / "export", tmp_path / "model"):
+        assert load_tokenizer(str(exported)).chat_template == tokenizer.chat_template
+    shutil.rmtree(tmp_path / "words")  # the export has all that playing needs
+    assert call("generate", folder, "--prompt", "1 + 1?", "--max-new-tokens", 2).code == 0
+    played = call("eval", folder, "--n", 2)
+    assert played.code == 0, played.err
+
+
+def test_a_run_with_a_reward_from_python_is_not_judged_by_another(tmp_path: Path, trained: Path, vowels: str) -> None:
+    run = shutil.copytree(trained, tmp_path / "run")
+    (run / "python.json").write_text('{"rewards": ["own"], "workflow": "Twice", "filter": false}')
+    refused(
+        call("eval", run, "--n", 2), f"the reward of {run} came from Python (own)", "--reward path/file.py:function"
+    )
+    judged = call("eval", run, "--n", 2, "--reward", vowels)
+    assert judged.code == 0, judged.err
+    assert "trained with the workflow Twice" in judged.err
+    assert call("generate", run, "--prompt", "x", "--max-new-tokens", 2).code == 0
+    refused(
+        call("train", "--resume", run), f"{run} was started with reward own, workflow Twice from Python", "brings nothing",
+        f"PPOTrainer(config, rewards=[own], resume='{run}').train(workflow=Twice(...))",
+    )  # fmt: skip
+    (run / "python.json").write_text("[]")
+    refused(call("eval", run), f"{run}/python.json: not a note of what Python brought")
 
 
 def test_wrong_targets_are_named(tmp_path: Path) -> None:
@@ -128,6 +237,7 @@ def test_the_start_says_what_is_assumed_and_what_has_no_effect(words) -> None:
     changes = [
         "actor.kl_ctl=0.1",
         "actor.overlong_tokens=4",
+        "dynamic_bs=true",
         "gconfig.top_p=0.9",
         "gconfig.allow_truncated_sampling=true",
     ]
@@ -137,6 +247,7 @@ def test_the_start_says_what_is_assumed_and_what_has_no_effect(words) -> None:
     assert "the starting policy, float32" in lines["reference"]
     assert "KL" in lines["reference"]
     assert "actor.overlong_tokens 4: no effect, needs actor.overlong_reward_penalty: true" in lines["inactive"]
+    assert "dynamic_bs True: no effect, needs actor.dynamic_sampling" in lines["inactive"]
     assert "samples are drawn with top_p=0.9" in ended.out
     assert "biased" in ended.out
 

@@ -119,8 +119,10 @@ def test_resuming_a_finished_run_changes_nothing_and_restores_its_export(words) 
     folder = finished(words("over", total_train_steps=2))
     want = outcome(folder)
     shutil.rmtree(folder / "export")  # as if killed between the last checkpoint and the export
+    (folder / ".partita-export-export-ab12cd_9").mkdir()
     ended = call("train", "--resume", folder)
     assert ended.code == 0, ended.err
+    assert not list(folder.glob(".partita-export-*"))
     assert outcome(folder) == want
 
 
@@ -135,6 +137,31 @@ def test_a_cut_checkpoint_is_named_and_the_one_before_it_is_used(words) -> None:
     assert "step 3/4" in ended.out
     assert "step 2/4" not in ended.out
     assert outcome(folder) == want
+
+
+def test_a_run_with_damaged_checkpoints_only_does_not_start_at_0(words) -> None:
+    folder = finished(words("torn", total_train_steps=1))
+    kept = (folder / "metrics.jsonl").read_bytes()
+    (folder / "checkpoints" / "step_000001" / "manifest.json").unlink()
+    with pytest.warns(UserWarning, match="step_000001 is skipped"):
+        ended = call("train", "--resume", folder)
+    assert ended.code == 2
+    assert f"{folder} has no whole checkpoint to go on from, all are damaged: step_000001" in ended.err
+    assert (folder / "metrics.jsonl").read_bytes() == kept
+
+
+def test_a_resume_that_is_refused_leaves_the_folder_as_it_was(words) -> None:
+    folder = finished(words("refused", total_train_steps=2, checkpoint__freq_steps=1))
+    shutil.rmtree(folder / "checkpoints" / "step_000002")  # a resume would go on from 1, without the line of 2
+
+    def content() -> dict[str, bytes]:
+        return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+    kept = content()
+    ended = call("train", "--resume", folder, "seed=4")
+    assert ended.code == 2
+    assert "step_000001 cannot be continued with this config: the saved data position is for " in ended.err
+    assert content() == kept
 
 
 def test_a_checkpoint_with_a_flipped_bit_is_an_error_that_names_it(words) -> None:

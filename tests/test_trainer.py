@@ -2,6 +2,9 @@
 
 import asyncio
 import json
+import os
+import signal
+import threading
 from pathlib import Path
 
 import pytest
@@ -16,9 +19,9 @@ from partita.records import Sample
 from partita.report.sinks import read_samples
 from partita.rollout.workflow import Episode, SingleTurn
 from partita.run import RunConfig, load_run_config
-from partita.runfolder import run_config_of
+from partita.runfolder import RunFolderError, run_config_of
 from partita.tasks.dataset import DataError
-from partita.trainer import QUICKSTART
+from partita.trainer import QUICKSTART, run_async
 
 INSTRUCTION = 'Put it within \\boxed{}: it\'s "fine", # not a comment'
 
@@ -185,6 +188,57 @@ def test_a_workflow_and_a_filter_from_python(config) -> None:
     assert all(len(rewards) == 4 for rewards in seen)
     groups = {row["group"]: [r["reward"] for r in kept if r["group"] == row["group"]] for row in kept}
     assert list(groups.values()) == [rewards for rewards in seen if 0 < sum(rewards) / 4 < 1]
+
+
+def vowel_share(response: str) -> float:
+    return sum(c in "aeiou" for c in response) / (1 + len(response))
+
+
+def test_a_resume_brings_from_python_what_the_start_brought(config) -> None:
+    first = config(total_train_steps=1, report__console="quiet")
+    folder = partita.PPOTrainer(first, rewards=[vowel_share]).train(workflow=Twice(), dynamic_filter_fn=lambda _: True)
+    brought = {"rewards": ["vowel_share"], "workflow": "Twice", "filter": True}
+    assert json.loads((folder / "python.json").read_text()) == brought
+    longer = config(total_train_steps=2, report__console="quiet")
+    whole = rf"rewards=\[vowel_share\], resume='{folder}'\)\.train\(workflow=Twice\(\.\.\.\), dynamic_filter_fn"
+    with pytest.raises(RunFolderError, match=whole):
+        partita.PPOTrainer(longer, rewards=[vowel_share], resume=folder).train(workflow=Twice())
+    with pytest.raises(RunFolderError, match="this resume brings nothing"):
+        partita.PPOTrainer(longer, resume=folder).train()
+    trainer = partita.PPOTrainer(longer, rewards=[vowel_share], resume=str(folder))
+    assert trainer.train(workflow=Twice(), dynamic_filter_fn=lambda _: True) == folder
+    assert [line["step"] for line in lines_of(folder)] == [1, 2]
+    assert "reward/vowel_share" in lines_of(folder)[1]
+
+
+def test_a_run_of_its_config_alone_has_no_note_and_is_not_resumed_with_another_reward(config) -> None:
+    given = config(total_train_steps=1, report__console="quiet")
+    folder = partita.PPOTrainer(given).train()
+    assert not (folder / "python.json").exists()
+    with pytest.raises(RunFolderError, match=f"Go on with: partita train --resume {folder}"):
+        partita.PPOTrainer(given, rewards=[vowel_share], resume=folder).train()
+
+
+def test_an_interrupt_in_a_notebook_ends_the_training_first() -> None:
+    seen: list[str] = []
+
+    async def endless() -> Path:
+        try:
+            while True:
+                await asyncio.sleep(0.01)
+        finally:
+            seen.append("ended")
+
+    async def cell() -> None:
+        threading.Timer(0.2, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
+        with pytest.raises(KeyboardInterrupt):
+            run_async(endless())
+        assert seen == ["ended"]
+
+    loop = asyncio.new_event_loop()  # as in a notebook: asyncio.run would catch the first interrupt itself
+    loop.run_until_complete(cell())
+    loop.close()
+    assert not [thread for thread in threading.enumerate() if thread.name == "partita-train" and thread.is_alive()]
 
 
 class Crashes:

@@ -49,13 +49,21 @@ class TableEngine:
             futures.append(future)
         return futures
 
+    def follow(self, **next_of: int) -> None:
+        """Make the policy certain: `follow(t0=1)` writes 1 after 0."""
+        for name, after in next_of.items():
+            self.table[int(name.removeprefix("t")), after] = 100.0
+
     def _sample(self, request: Request) -> Completion:
         ids, logprobs, last = [], [], request.prompt_ids[-1]
         stop: StopReason = "length"
         for t in range(request.sampling.max_new_tokens):
             u = uniforms([request.draw], [t])[0]
-            log_V = (self.table[last] / request.sampling.temperature).log_softmax(-1)
-            last = min(int(torch.searchsorted(log_V.exp().cumsum(0), float(u))), VOCABULARY - 1)
+            log_V = (self.table[last] / (request.sampling.temperature or 1.0)).log_softmax(-1)
+            drawn = (
+                torch.searchsorted(log_V.exp().cumsum(0), float(u)) if request.sampling.temperature else log_V.argmax()
+            )
+            last = min(int(drawn), VOCABULARY - 1)
             ids.append(last)
             logprobs.append(float(log_V[last]))
             if last == EOS:

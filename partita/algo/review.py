@@ -28,16 +28,17 @@ def norms(keys: AlgorithmKeys) -> list[tuple[str, NormConfig]]:
 
 
 def overlong_window(keys: AlgorithmKeys, max_new_tokens: int) -> int:
-    """The penalty's window in tokens; unset, DAPO's proportion of 4096 in 20480."""
-    return max_new_tokens // 5 if keys.overlong_tokens is None else keys.overlong_tokens
+    """The penalty's window in tokens, at least 1; unset, DAPO's proportion of 4096 in 20480."""
+    return max(1, max_new_tokens // 5) if keys.overlong_tokens is None else keys.overlong_tokens
 
 
 def refuse_conflicts(keys: AlgorithmKeys, n_samples: int, max_new_tokens: int) -> None:
     """Raise ValueError with one line per pair of keys that exclude each other, naming both keys and values."""
     found = _norm_conflicts(keys, n_samples) + _credit_conflicts(keys)
-    if keys.overlong_reward_penalty and overlong_window(keys, max_new_tokens) >= max_new_tokens:
+    window = overlong_window(keys, max_new_tokens)
+    if keys.overlong_reward_penalty and window >= max_new_tokens:
         found.append(
-            f"actor.overlong_tokens {keys.overlong_tokens} must be below gconfig.max_new_tokens {max_new_tokens}: "
+            f"actor.overlong_tokens {window} must be below gconfig.max_new_tokens {max_new_tokens}: "
             "every response would be punished"
         )
     if keys.dynamic_sampling is not None and n_samples == 1:

@@ -37,7 +37,8 @@ class Shape(Protocol):
 class Overlong:
     """r + f · p(n): p falls from 0 at L - w tokens to -1 at the limit L, and stays (DAPO, arXiv 2503.14476, eq. 13).
 
-    n counts generated tokens, EOS included. A window w of 0 is a step at the limit.
+    n counts generated tokens, EOS included. The window w is at least 1, where the limit itself is the first length that is
+    punished.
     """
 
     limit: int
@@ -47,7 +48,7 @@ class Overlong:
 
     def penalty(self, length_S: Tensor) -> Tensor:
         """p(n) · f for each length, in float64."""
-        over_S = (self.limit - self.window - length_S).to(torch.float64) / max(self.window, 1)
+        over_S = (self.limit - self.window - length_S).to(torch.float64) / self.window
         return self.factor * over_S.clamp(-1.0, 0.0)
 
     def __call__(self, batch: Batch, counted_S: Tensor) -> Batch:

@@ -68,9 +68,9 @@ def load_causal_lm(
     agrees).
     """
     source, options = _source(path), {"trust_remote_code": trust_remote_code}
+    tokenizer = load_tokenizer(path, trust_remote_code)
     try:
         with quiet():
-            tokenizer = AutoTokenizer.from_pretrained(source, **options)
             loaded: Any = AutoModelForCausalLM.from_pretrained(
                 source, dtype=dtype, weights_only=True, output_loading_info=True, **options
             )
@@ -88,6 +88,20 @@ def load_causal_lm(
     if not stop_ids:
         notes.append("no end-of-sequence id is declared anywhere: completions end by length or stop strings only")
     return LoadedModel(model, tokenizer, stop_ids, context, (*verdict.notes, *context_notes, *notes))
+
+
+def load_tokenizer(path: str, trust_remote_code: bool = False) -> PreTrainedTokenizerBase:
+    """The tokenizer of a model as `load_causal_lm` names it, or of a folder that holds a tokenizer only.
+
+    Raises ModelLoadError.
+    """
+    folder = Path(path).expanduser()
+    source = str(folder) if (folder / "tokenizer_config.json").is_file() else _source(path)
+    try:
+        with quiet():
+            return AutoTokenizer.from_pretrained(source, trust_remote_code=trust_remote_code)
+    except (OSError, ValueError, ImportError) as error:
+        raise ModelLoadError(_explain(path, error)) from error
 
 
 def find_stop_ids(tokenizer: PreTrainedTokenizerBase, configs: Iterable[Any]) -> tuple[int, ...]:

@@ -10,6 +10,7 @@ call.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -134,6 +135,19 @@ class PackedModel(nn.Module):
 
 def _identity(logits_TV: Tensor) -> Tensor:
     return logits_TV
+
+
+def cast_copy(model: PackedModel, dtype: torch.dtype) -> PackedModel:
+    """A copy of its own memory whose parameters have this dtype; buffers stay as they are.
+
+    Rotary frequencies are buffers: rounded to bfloat16 they would turn every position by a wrong angle, and the error
+    grows with the position.
+    """
+    # what deepcopy finds here it does not copy: no wide copy exists on the way, and tied weights stay tied
+    cast: dict[int, Any] = {
+        id(p): nn.Parameter(p.detach().to(dtype, copy=True), p.requires_grad) for p in model.parameters()
+    }
+    return copy.deepcopy(model, cast)
 
 
 def weights(model: PackedModel) -> Iterator[tuple[str, Tensor]]:

@@ -7,7 +7,7 @@ Left out: attention. `models.packed` turns the spans below into masks; nothing h
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -63,44 +63,55 @@ def pack(samples: Sequence[Sequence[Row]], group_of_sample: Sequence[int]) -> Pa
     by_group: dict[int, list[tuple[int, Row]]] = {}
     for s, (rows, group) in enumerate(zip(samples, group_of_sample, strict=True)):
         by_group.setdefault(group, []).extend((s, row) for row in rows)
-    ids: list[int] = []
-    positions: list[int] = []
+    tape = _Tape()
     prefixes: list[Span] = []
     spans: list[Span] = []
     prefix_of_row: list[int] = []
     trained_of_sample: list[list[tuple[int, int]]] = [[] for _ in samples]
-
-    def append(tokens: Sequence[int], position: int) -> Span:
-        span = Span(len(ids), len(tokens), position)
-        ids.extend(tokens)
-        positions.extend(range(position, position + len(tokens)))
-        return span
-
     for members in filter(None, by_group.values()):
         shared = common_prefix([row.ids for _, row in members])
-        prefix = append(members[0][1].ids[:shared], 0)
-        prefixes.append(prefix)
+        prefixes.append(tape.append(members[0][1].ids[:shared], 0))
         for s, row in members:
-            if not row.ids or row.trained[0]:
-                raise ValueError("a row needs at least one token before its first trained token (an empty prompt?)")
-            own = append(row.ids[shared:], shared)
-            spans.append(own)
+            spans.append(tape.append(row.ids[shared:], shared))
             prefix_of_row.append(len(prefixes) - 1)
-            for i, is_trained in enumerate(row.trained):
-                if is_trained:
-                    before = i - 1
-                    at = prefix.start + before if before < shared else own.start + before - shared
-                    trained_of_sample[s].append((at, row.ids[i]))
+            trained_of_sample[s] += _trained(row, prefixes[-1], spans[-1])
     flat = [pair for pairs in trained_of_sample for pair in pairs]
     return Packed(
-        ids_N=torch.tensor(ids, dtype=torch.long),
-        position_N=torch.tensor(positions, dtype=torch.long),
+        ids_N=torch.tensor(tape.ids, dtype=torch.long),
+        position_N=torch.tensor(tape.positions, dtype=torch.long),
         prefixes=tuple(prefixes),
         rows=tuple(spans),
         prefix_of_row=tuple(prefix_of_row),
         source_T=torch.tensor([at for at, _ in flat], dtype=torch.long),
         target_T=torch.tensor([token for _, token in flat], dtype=torch.long),
     )
+
+
+@dataclass
+class _Tape:
+    """Model input as it grows."""
+
+    ids: list[int] = field(default_factory=list[int])
+    positions: list[int] = field(default_factory=list[int])
+
+    def append(self, tokens: Sequence[int], position: int) -> Span:
+        span = Span(len(self.ids), len(tokens), position)
+        self.ids.extend(tokens)
+        self.positions.extend(range(position, position + len(tokens)))
+        return span
+
+
+def _trained(row: Row, prefix: Span, own: Span) -> list[tuple[int, int]]:
+    """(index into N of the token before it, id) of each trained token of a row that lies in these two spans."""
+    if not row.ids or row.trained[0]:
+        raise ValueError("a row needs at least one token before its first trained token (an empty prompt?)")
+    found: list[tuple[int, int]] = []
+    for i, is_trained in enumerate(row.trained):
+        if is_trained:
+            before = i - 1
+            at = prefix.start + before if before < prefix.length else own.start + before - prefix.length
+            found.append((at, row.ids[i]))
+    return found
 
 
 def micro_batches(samples: Sequence[Sequence[Row]], group_of_sample: Sequence[int], budget: int) -> list[list[int]]:

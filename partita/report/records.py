@@ -43,10 +43,10 @@ class RunSummary:
     results: Sequence[str] = ()
 
 
-def view_group(group: Group, shown: int = 0, answer: str | None = None) -> SampleView:
+def view_group(group: Group, shown: int = 0) -> SampleView:
     """The screen's view of a group, with sample number `shown` in full."""
     rewards = tuple(sample.reward for sample in group.samples)
-    return SampleView(group.prompt.text, group.samples[shown].text, rewards, shown, answer)
+    return SampleView(group.prompt.text, group.samples[shown].text, rewards, shown, group.prompt.answer)
 
 
 def sample_rows(groups: Sequence[Group], advantages_T: Tensor | None = None) -> list[dict[str, Any]]:

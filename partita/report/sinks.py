@@ -12,6 +12,7 @@ import math
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -20,6 +21,10 @@ from partita.report.records import StepRecord
 from partita.report.trackers import open_tracker
 
 SAMPLE_FILE = re.compile(r"step_(\d+)\.jsonl(?:\.gz)?")
+
+
+class ReportFileError(ValueError):
+    """A file of a run's report holds something that this program did not write."""
 
 
 class Sink(Protocol):
@@ -39,27 +44,25 @@ def open_sinks(
 ) -> list[Sink]:
     """`metrics.jsonl` and the trackers of a run folder. `settings` is the resolved config, shown by the trackers.
 
-    resume_step: the last finished step of the run that is continued; 0 starts from nothing.
+    resume_step: the last finished step of the run that is continued; 0 starts from nothing. Where one cannot be opened,
+    those before it are closed.
     """
-    sinks: list[Sink] = [JsonlSink(folder / "metrics.jsonl", resume_step)]
-    for name in config.trackers:
-        sinks.append(
-            open_tracker(
-                name,
-                folder,
-                project=config.tracker_project,
-                run_name=run_name,
-                settings=settings,
-                resume_step=resume_step,
-            )
-        )
+    sinks: list[Sink] = []
+    with ExitStack() as opened:
+        sinks.append(JsonlSink(folder / "metrics.jsonl", resume_step))
+        opened.callback(sinks[0].close)
+        for name in config.trackers:
+            given = {"project": config.tracker_project, "run_name": run_name, "settings": settings}
+            sinks.append(open_tracker(name, folder, **given, resume_step=resume_step))
+            opened.callback(sinks[-1].close)
+        opened.pop_all()  # all of them are open: they stay so
     return sinks
 
 
 class JsonlSink:
     """One line per step: `{"step": 3, "reward/mean": 0.25, ...}`, on disk before `step` returns.
 
-    A value that is not finite becomes null; `nan_values` then counts them on that line. Raises ValueError when a
+    A value that is not finite becomes null; `nan_values` then counts them on that line. Raises ReportFileError when a
     complete line of the file that is continued is not a step's record.
     """
 
@@ -84,7 +87,10 @@ class JsonlSink:
 
 
 def read_metrics(path: Path) -> list[StepRecord]:
-    """The records of a `metrics.jsonl`, null as NaN. A last line that a kill cut short is left out."""
+    """The records of a `metrics.jsonl`, null as NaN. A last line that a kill cut short is left out.
+
+    Raises ReportFileError for another line that is not a step's record.
+    """
     return [record for _, record in _lines(path)]
 
 
@@ -148,11 +154,12 @@ def _lines(path: Path) -> Iterator[tuple[bytes, StepRecord]]:
             try:
                 values = json.loads(line)
                 step = int(values.pop("step"))
+                metrics = {name: math.nan if value is None else float(value) for name, value in values.items()}
             except (ValueError, KeyError, TypeError, AttributeError) as error:
-                raise ValueError(
-                    f"{path}:{number}: not the record of a step ({error}). Remove this line to go on"
+                raise ReportFileError(
+                    f"{path}:{number}: not the record of a step ({type(error).__name__}: {error}). Remove this line to go on"
                 ) from error
-            yield line, StepRecord(step, {name: math.nan if v is None else float(v) for name, v in values.items()})
+            yield line, StepRecord(step, metrics)
 
 
 def _finite(value: object) -> object:

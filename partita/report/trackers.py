@@ -10,7 +10,7 @@ import importlib
 import json
 import math
 import secrets
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +34,12 @@ def open_tracker(
     if name == "trackio":
         return TrackioSink(project, run_name, settings)
     raise ValueError(f"report.trackers: unknown tracker {name!r}. Choices: tensorboard, wandb, trackio")
+
+
+def require_trackers(names: Iterable[str]) -> None:
+    """Raise MissingTrackerError for the first tracker that cannot be imported, before the slow part of a run's start."""
+    for name in names:
+        _require(name, name)
 
 
 class TensorBoardSink:

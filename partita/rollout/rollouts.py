@@ -5,19 +5,17 @@ Left out: overlap with training. `take` works in synchronous rounds: every sampl
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from partita.engine.api import Completion, Draw, Engine, Request, Sampling
-from partita.records import Group, Prompt, Sample, StopReason
-from partita.rollout.rounds import Rounds, together
-from partita.rollout.workflow import Episode, Workflow
-from partita.tasks.reward import Scored, guard_errors
+from partita.engine.api import Engine, Sampling
+from partita.records import Group, Prompt
+from partita.rollout.episodes import RolloutError, Scorer, Setting, play
+from partita.rollout.workflow import Workflow
+from partita.tasks.reward import guard_errors
 
-
-class RolloutError(RuntimeError):
-    """Rollouts cannot go on: the message says what was seen and which keys matter."""
+TRAIN_STREAM = 0
 
 
 class Prompts(Protocol):
@@ -33,14 +31,6 @@ class Prompts(Protocol):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from there."""
-        ...
-
-
-class Scorer(Protocol):
-    """Scores one response; never raises for a reward's fault."""
-
-    async def score(self, prompt: Prompt, text: str, ids: Sequence[int], stop_reason: StopReason) -> Scored:
-        """See `tasks.reward`."""
         ...
 
 
@@ -87,11 +77,15 @@ class Rollouts:
     started: int = 0
 
     async def take(self, groups: int) -> Taken:
-        """`groups` groups from the current weights. Raises RolloutError when the filter lets too few through."""
+        """`groups` groups from the current weights. Raises RolloutError when the filter lets too few through, and
+        RewardErrors when more than `max_error_share` of the step's samples so far have no reward because of errors.
+        """
         taken = Taken([])
         for taken.rounds in range(1, (self.refill.max_batches if self.refill else 1) + 1):
             finished = await self._round(groups - len(taken.groups))
-            guard_errors((sample for group in finished for sample in group.samples), self.max_error_share)
+            # all of the step so far: a round that refills one group is too few to judge by
+            so_far = [*taken.started, *finished]
+            guard_errors((sample for group in so_far for sample in group.samples), self.max_error_share)
             for group in finished:
                 wanted = self.refill is None or self.refill.keep(group)
                 (taken.groups if wanted else taken.dropped).append(group)
@@ -100,22 +94,10 @@ class Rollouts:
         raise RolloutError(_starved(taken, groups))
 
     async def _round(self, groups: int) -> list[Group]:
-        rounds = Rounds(self.engine)
-        rounds.enter(groups * self.n_samples)
-        started = [Group(self.started + i, self.prompts.next(), []) for i in range(groups)]
+        started = [(self.started + i, self.prompts.next()) for i in range(groups)]
         self.started += groups
-        jobs = [(group, self._sample(rounds, group, k)) for group in started for k in range(self.n_samples)]
-        for (group, _), sample in zip(jobs, await together(job for _, job in jobs), strict=True):
-            group.samples.append(sample)
-        return started
-
-    async def _sample(self, rounds: Rounds, group: Group, sample: int) -> Sample:
-        try:
-            return await self.workflow.run(
-                episode(rounds, self.scorer, group.prompt, self.sampling, Draw(self.seed, 0, group.serial, sample))
-            )
-        finally:
-            rounds.leave()
+        setting = Setting(self.engine, self.workflow, self.scorer, self.sampling, self.seed, TRAIN_STREAM)
+        return await play(setting, started, self.n_samples)
 
     def state_dict(self) -> dict[str, Any]:
         """Everything a resumed run needs to draw the same groups."""
@@ -125,28 +107,6 @@ class Rollouts:
         """Continue where `state_dict` was taken."""
         self.started = state["started"]
         self.prompts.load_state_dict(state["prompts"])
-
-
-def episode(rounds: Rounds, scorer: Scorer, prompt: Prompt, sampling: Sampling, draw: Draw) -> Episode:
-    """What one sample's workflow gets. Each `generate` call draws from a random stream of its own."""
-    calls = 0
-
-    async def generate(ids: Sequence[int]) -> Completion:
-        nonlocal calls
-        request = Request(tuple(ids), sampling, Draw(draw.seed, draw.stream, draw.serial, draw.sample, calls))
-        calls += 1
-        try:
-            return await rounds.generate(request)
-        except FloatingPointError as error:
-            raise RolloutError(
-                f"the model cannot be sampled from ({error}): its weights have diverged. Lower actor.optimizer.lr and go on "
-                "from the last checkpoint"
-            ) from error
-
-    async def score(text: str, ids: Sequence[int], stop_reason: StopReason) -> Scored:
-        return await scorer.score(prompt, text, ids, stop_reason)
-
-    return Episode(prompt, generate, score)
 
 
 def _starved(taken: Taken, wanted: int) -> str:

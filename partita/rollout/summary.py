@@ -29,13 +29,7 @@ def summarise(groups: Sequence[Group]) -> Metrics:
 
 def is_zero_variance(group: Group) -> bool:
     """All scored samples got the same reward: by max and min, never by a standard deviation's residue."""
-    rewards = rewards_of(group.samples)
-    return not rewards or max(rewards) == min(rewards)
-
-
-def rewards_of(samples: Iterable[Sample]) -> list[float]:
-    """Raw task rewards of the samples that have one."""
-    return [sample.reward for sample in samples if sample.reward is not None]
+    return not group.rewards or max(group.rewards) == min(group.rewards)
 
 
 def _kinds(samples: Sequence[Sample]) -> dict[str, list[Sample]]:

@@ -66,13 +66,14 @@ def bind_all(functions: Sequence[str | Callable[..., Any]]) -> list[RewardFuncti
     """One RewardFunction for each name or object; equal names are numbered. Raises RewardSetupError."""
     bound: list[RewardFunction] = []
     for function in functions:
-        name = function.rpartition(":")[2].rpartition(".")[2] if isinstance(function, str) else _name_of(function)
+        name = function.rpartition(":")[2].rpartition(".")[2] if isinstance(function, str) else name_of(function)
         taken = sum(other.name == name or other.name.startswith(f"{name}#") for other in bound)
         bound.append(_bind(f"{name}#{taken + 1}" if taken else name, function))
     return bound
 
 
-def _name_of(function: Callable[..., Any]) -> str:
+def name_of(function: Callable[..., Any]) -> str:
+    """What a reward that is an object is called: a function's own name, else its class's."""
     return function.__name__ if inspect.isroutine(function) else type(function).__name__
 
 

@@ -155,10 +155,13 @@ def find_task(name: str) -> Task | None:
     if ":" not in name or "://" in name:
         return None
     found = load_object(name)
-    if inspect.isfunction(found):
+    if inspect.isfunction(found) and not any(
+        p.default is p.empty for p in inspect.signature(found).parameters.values()
+    ):
         found = found()
     if not isinstance(found, Task):
         raise LoadError(
-            f"{name}: is a {type(found).__name__}; expected a partita.tasks.catalog.Task or a function that makes one"
+            f"{name}: is a {type(found).__name__}; expected a partita.tasks.catalog.Task or a function without "
+            "parameters that makes one"
         )
     return found

@@ -78,20 +78,31 @@ def _source(config: DatasetConfig, seed: int) -> tuple[list[RawRow], tuple[Calla
     if config.path is None:
         raise DataError(f"path is not set; give a file, a folder, a hub name or a built-in task: {', '.join(TASKS)}")
     path = Path(config.path).expanduser()
-    try:
-        task = None if path.is_file() else find_task(config.path)
-    except LoadError as error:
-        raise DataError(str(error)) from error
+    task = task_of(config.path)
     if task is not None:
         return _task_rows(task, config, seed), task.functions
     # Importing datasets takes a second that runs on tasks and files need not spend.
     if path.is_dir() and any((path / name).exists() for name in ("dataset_dict.json", "state.json")):
         return importlib.import_module("partita.tasks.hub").read_saved(path, config.split), ()
-    if path.exists() or path.suffix in SUFFIXES:
+    if not is_hub_name(config.path):
         return read_path(path, config.split), ()
     if "/" not in config.path and (near := difflib.get_close_matches(config.path, TASKS, 1)):
         raise DataError(f"{config.path!r}: no such task, file or folder; near: {near[0]}")
     return importlib.import_module("partita.tasks.hub").read_hub(config.path, config.subset, config.split), ()
+
+
+def task_of(path: str) -> Task | None:
+    """The task that a data section's `path` names, None where it names something else. Raises DataError."""
+    try:
+        return None if Path(path).expanduser().is_file() else find_task(path)
+    except LoadError as error:
+        raise DataError(str(error)) from error
+
+
+def is_hub_name(path: str) -> bool:
+    """Whether a `path` that names no task names a data set of the hub: it is neither there nor called like a file."""
+    place = Path(path).expanduser()
+    return not place.exists() and place.suffix not in SUFFIXES
 
 
 def _task_rows(task: Task, config: DatasetConfig, seed: int) -> list[RawRow]:

@@ -17,6 +17,9 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, SupportsFloat
 
+# Names under reward/ that the report uses itself.
+RESERVED = ("mean", "min", "max", "nan_count", "error_share")
+
 
 class LoadError(ValueError):
     """A name in the config does not lead to a usable Python object; the message says which and why."""
@@ -81,7 +84,7 @@ def read_reward(value: object) -> tuple[float, dict[str, float]]:
     """The reward and its other numeric parts from what a reward function returned: a number, or a dict with `score`.
 
     Text values of a dict are left out. Raises ReturnedError for None, text, lists, NaN, infinities and dicts without
-    `score`: none of them may silently become a number.
+    `score`: none of them may silently become a number; and for a part whose name another metric has.
     """
     if inspect.isawaitable(value):
         raise ReturnedError("returned an awaitable: declare the function with `async def` so that it is awaited")
@@ -94,6 +97,10 @@ def read_reward(value: object) -> tuple[float, dict[str, float]]:
         for key, part in value.items()
         if key != "score" and not isinstance(part, str | bytes)
     }
+    if taken := [name for name in parts if name.rpartition("/")[2] in RESERVED]:
+        raise ReturnedError(
+            f"returned a part named {taken[0]!r}: the report has a metric of its own by that name; rename the part"
+        )
     return _finite(value["score"], "'score' is"), parts
 
 

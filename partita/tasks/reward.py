@@ -20,11 +20,8 @@ from partita.config.schema import key, key_factory
 from partita.records import Prompt, Sample, Status, StopReason
 from partita.tasks.binding import RewardFunction, RewardSetupError, bind_all
 from partita.tasks.dataset import TaskRow
-from partita.tasks.functions import error_text, read_reward
+from partita.tasks.functions import RESERVED, error_text, read_reward
 from partita.tasks.pool import Outcome, Pool
-
-# Names under reward/ that the report uses itself.
-RESERVED = ("mean", "min", "max", "nan_count", "error_share")
 
 
 @dataclass(frozen=True)

@@ -2,13 +2,12 @@
 
 A checkpoint folder holds `model.safetensors` (float32 master weights), `optimizer.safetensors` (moments), `state.json`
 (counters, data position, controllers) and `manifest.json`, written last, with the size and CRC-32 of every file.
-Left out: sharded checkpoints, and the Hugging Face export (`models.load.export_hf`).
+Left out: sharded checkpoints, and the Hugging Face export (`models.export.export_hf`).
 """
 
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import warnings
 import zlib
@@ -21,7 +20,10 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from partita.ops.disk import sync
+
 MANIFEST = "manifest.json"
+ASIDE = ".writing_"  # what is being written or removed: never read, swept away by the next save
 
 
 class CheckpointError(RuntimeError):
@@ -35,54 +37,72 @@ def save_checkpoint(
 
     Raises CheckpointError when the disk is full or not writable; what was there before stays as it was.
     """
-    final, aside = root / f"step_{step:06d}", root / f".writing_{step:06d}_{os.getpid()}"
     weights = {name: p.detach().contiguous() for name, p in model.named_parameters()}
     moments = _moments(model, optimizer)
     if not all(bool(torch.isfinite(tensor).all()) for tensor in weights.values()):
-        last = latest_checkpoint(root)
-        raise CheckpointError(
-            f"step {step}: the weights are not finite and were not saved. Lower actor.optimizer.lr and "
-            + (
-                f"resume: the last whole checkpoint is {last}"
-                if last
-                else "start again: there is no earlier checkpoint"
-            )
-        )
+        raise CheckpointError(_not_finite(root, step))
+    aside = root / f"{ASIDE}{step:06d}"
     try:
-        root.mkdir(parents=True, exist_ok=True)
-        for leftover in root.glob(".writing_*"):  # of runs that were killed while saving
-            shutil.rmtree(leftover)
-        need = sum(tensor.nbytes for tensor in [*weights.values(), *moments.values()]) + 2**16
-        free = shutil.disk_usage(root).free
-        if free < need:
-            raise OSError(f"no space: {need / 2**20:.1f} MiB needed, {free / 2**20:.1f} MiB free")
-        aside.mkdir()
-        save_file(weights, aside / "model.safetensors")
-        save_file(moments, aside / "optimizer.safetensors")
-        (aside / "state.json").write_text(json.dumps(state))
-        entries = {path.name: _fingerprint(path) for path in sorted(aside.iterdir())}
-        for name in entries:
-            _sync(aside / name)
-        (aside / MANIFEST).write_text(json.dumps({"step": step, "files": entries}))
-        _sync(aside / MANIFEST)
-        _sync(aside)
-        if final.exists():
-            shutil.rmtree(final)
-        aside.rename(final)
-        _sync(root)
+        _make_room(root, sum(tensor.nbytes for tensor in [*weights.values(), *moments.values()]) + 2**16)
+        _write(aside, step, weights, moments, state)
+        final = _put_in_place(aside, root / f"step_{step:06d}")
     except (OSError, SafetensorError) as error:
         shutil.rmtree(aside, ignore_errors=True)
-        last = latest_checkpoint(root)
-        raise CheckpointError(
-            f"step {step}: the checkpoint could not be saved to {root}: {error}. "
-            f"{f'The last whole checkpoint is {last}' if last else 'There is no earlier checkpoint'}; free some space or set "
-            "checkpoint.freq_steps, checkpoint.keep_last or output_dir, then resume"
-        ) from error
+        raise CheckpointError(_not_saved(root, step, error)) from error
     for old in whole_checkpoints(root)[:-keep_last]:
-        shutil.rmtree(
-            old.rename(root / f".writing_{old.name}")
-        )  # renamed first: a kill leaves no half checkpoint behind
+        shutil.rmtree(old.rename(root / f"{ASIDE}{old.name}"))  # renamed first: a kill leaves no half checkpoint behind
     return final
+
+
+def _make_room(root: Path, need: int) -> None:
+    root.mkdir(parents=True, exist_ok=True)
+    for leftover in root.glob(f"{ASIDE}*"):  # of runs that were killed while saving
+        shutil.rmtree(leftover)
+    free = shutil.disk_usage(root).free
+    if free < need:
+        raise OSError(f"no space: {need / 2**20:.1f} MiB needed, {free / 2**20:.1f} MiB free")
+
+
+def _write(
+    aside: Path, step: int, weights: dict[str, Tensor], moments: dict[str, Tensor], state: Mapping[str, Any]
+) -> None:
+    """All files of a checkpoint, each on the disk before the manifest names it."""
+    aside.mkdir()
+    save_file(weights, aside / "model.safetensors")
+    save_file(moments, aside / "optimizer.safetensors")
+    (aside / "state.json").write_text(json.dumps(state))
+    entries = {path.name: _fingerprint(path) for path in sorted(aside.iterdir())}
+    for name in entries:
+        sync(aside / name)
+    (aside / MANIFEST).write_text(json.dumps({"step": step, "files": entries}))
+    sync(aside / MANIFEST)
+    sync(aside)
+
+
+def _put_in_place(aside: Path, final: Path) -> Path:
+    replaced = None
+    if final.exists():  # a damaged one that this run went on before, or the same step once more
+        replaced = final.rename(final.parent / f"{ASIDE}{final.name}")
+    aside.rename(final)
+    sync(final.parent)
+    if replaced is not None:
+        shutil.rmtree(replaced)
+    return final
+
+
+def _not_finite(root: Path, step: int) -> str:
+    last = latest_checkpoint(root)
+    cure = f"resume: the last whole checkpoint is {last}" if last else "start again: there is no earlier checkpoint"
+    return f"step {step}: the weights are not finite and were not saved. Lower actor.optimizer.lr and {cure}"
+
+
+def _not_saved(root: Path, step: int, error: Exception) -> str:
+    last = latest_checkpoint(root)
+    return (
+        f"step {step}: the checkpoint could not be saved to {root}: {error}. "
+        f"{f'The last whole checkpoint is {last}' if last else 'There is no earlier checkpoint'}; free some space or set "
+        "checkpoint.freq_steps, checkpoint.keep_last or output_dir, then resume"
+    )
 
 
 def load_checkpoint(folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
@@ -94,8 +114,11 @@ def load_checkpoint(folder: Path, model: nn.Module, optimizer: torch.optim.Optim
         _copy(file, dict(model.named_parameters()), folder)
     for p in model.parameters():
         if p.requires_grad:
-            moments = {"exp_avg": torch.zeros_like(p), "exp_avg_sq": torch.zeros_like(p), "step": torch.zeros(())}
-            optimizer.state[p] = moments
+            optimizer.state[p] = {
+                "exp_avg": torch.zeros_like(p),
+                "exp_avg_sq": torch.zeros_like(p),
+                "step": torch.zeros((), device=p.device),  # the fused step counts where the weights are
+            }
     with safe_open(folder / "optimizer.safetensors", "pt") as file:
         stored = set(file.keys())
         for name, p in model.named_parameters():
@@ -169,11 +192,3 @@ def _fingerprint(path: Path) -> dict[str, int]:
         while block := file.read(2**22):
             crc, size = zlib.crc32(block, crc), size + len(block)
     return {"bytes": size, "crc32": crc}
-
-
-def _sync(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

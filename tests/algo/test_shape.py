@@ -6,6 +6,7 @@ import torch
 from partita.algo.compose import compose
 from partita.algo.keys import AlgorithmKeys, NormConfig
 from partita.algo.shape import Overlong
+from partita.config import ConfigError, load_config
 
 
 def test_soft_overlong_penalty(golden, close):
@@ -20,8 +21,24 @@ def test_the_window_lies_before_the_limit(close, factor):
     close(found, [0.0, -0.05 * factor, -0.5 * factor, -factor, -factor])
 
 
-def test_a_window_of_zero_is_a_step():
-    assert Overlong(100, 0).penalty(torch.tensor([99, 100, 101, 500])).tolist() == [0.0, 0.0, -1.0, -1.0]
+@pytest.mark.parametrize(("limit", "window"), [(20480, 4096), (100, 20), (9, 1), (4, 1), (2, 1)])
+def test_a_window_that_is_not_given_is_a_fifth_of_the_limit_and_never_empty(limit, window):
+    algorithm = compose(AlgorithmKeys(overlong_reward_penalty=True), n_samples=4, max_new_tokens=limit)
+    assert algorithm.shape == (Overlong(limit, window),)
+    lengths = torch.tensor([limit - window, limit, limit + 1, 5 * limit])
+    assert Overlong(limit, window).penalty(lengths).tolist() == [0.0, -1.0, -1.0, -1.0]
+
+
+@pytest.mark.parametrize(("limit", "given", "window"), [(1, None, 1), (64, 64, 64), (64, 65, 65)])
+def test_a_window_that_is_not_below_the_limit_is_refused(limit, given, window):
+    keys = AlgorithmKeys(overlong_reward_penalty=True, overlong_tokens=given)
+    with pytest.raises(ValueError, match=f"overlong_tokens {window} must be below gconfig.max_new_tokens {limit}"):
+        compose(keys, n_samples=4, max_new_tokens=limit)
+
+
+def test_a_window_of_zero_tokens_is_refused_by_the_schema():
+    with pytest.raises(ConfigError, match="overlong_tokens"):
+        load_config(AlgorithmKeys, overrides=["overlong_tokens=0"])
 
 
 def of_lengths(padded, lengths, rewards):

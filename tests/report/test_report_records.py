@@ -10,7 +10,7 @@ INJECTION = "<script>alert(1)</script> [bold]x[/bold] \x1b[31m"
 
 
 def group() -> Group:
-    prompt = Prompt("p1", (1, 2), "two and two?", {})
+    prompt = Prompt("p1", (1, 2), "two and two?", {"answer": "2 + 2\n#### 4"}, answer="4")
     good = Sample([Row([1, 2, 5, 6], [False, False, True, True], [0.0, 0.0, -0.5, -1.5], [-1, -1, 3, 3])], "stop", "4")
     good.reward, good.parts = 1.0, {"format": 0.5}
     bad = Sample([Row([1, 2, 7], [False, False, True], [0.0, 0.0, -2.0], [-1, -1, 3])], "length", INJECTION)
@@ -34,5 +34,5 @@ def test_advantages_are_optional_but_never_misaligned() -> None:
 
 
 def test_view_of_a_group() -> None:
-    view = view_group(group(), shown=1, answer="4")
+    view = view_group(group(), shown=1)  # the gold answer that was judged by, not the column it was read from
     assert (view.prompt, view.response, view.rewards, view.answer) == ("two and two?", INJECTION, (1.0, None), "4")

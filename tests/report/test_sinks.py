@@ -10,6 +10,7 @@ from partita.report.config import ReportConfig
 from partita.report.records import StepRecord
 from partita.report.sinks import (
     JsonlSink,
+    ReportFileError,
     SampleSink,
     open_sinks,
     read_metrics,
@@ -69,10 +70,11 @@ def test_a_new_run_starts_an_empty_file(tmp_path: Path) -> None:
 
 def test_a_foreign_line_is_an_error_that_names_it(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
-    path.write_text('{"step": 1}\nhello\n')
-    with pytest.raises(ValueError, match=r"metrics\.jsonl:2: not the record of a step"):
-        JsonlSink(path, resume_step=1)
-    assert path.read_text() == '{"step": 1}\nhello\n'
+    for foreign in ("hello", "[1]", '{"steps": 2}', '{"step": 2, "reward/mean": "high"}'):
+        path.write_text(f'{{"step": 1}}\n{foreign}\n')
+        with pytest.raises(ReportFileError, match=r"metrics\.jsonl:2: not the record of a step"):
+            JsonlSink(path, resume_step=1)
+        assert path.read_text() == f'{{"step": 1}}\n{foreign}\n'
 
 
 def test_read_metrics_gives_null_back_as_nan(tmp_path: Path) -> None:

@@ -126,6 +126,29 @@ def test_too_many_reward_errors_end_the_run_with_the_first_traceback() -> None:
     assert [s.reward for s in groups[0].samples] == [None] * 4
 
 
+class BrokenFor:
+    """Cannot score the samples of one prompt."""
+
+    def __init__(self, uid: str) -> None:
+        self.uid = uid
+
+    async def score(self, prompt: Prompt, text: str, ids, stop_reason) -> Scored:
+        return Scored(None, {}, "reward_error", "no") if prompt.uid == self.uid else Scored(1.0)
+
+
+@pytest.mark.parametrize(("share", "ends"), [(0.5, False), (0.2, False), (0.19, True)])
+def test_reward_errors_are_judged_over_the_whole_step_not_over_a_refill(share: float, ends: bool) -> None:
+    refill = Refill(lambda group: group.prompt.uid not in ("p1", "p5"), max_batches=5, refill=True)
+    runner = rollouts(scorer=BrokenFor("p5"), refill=refill, max_error_share=share)
+    if ends:
+        with pytest.raises(RewardErrors, match="4 of 20 samples"):
+            asyncio.run(runner.take(4))
+        return
+    taken = asyncio.run(runner.take(4))  # p5 alone is the second round: all of its samples failed
+    assert [group.prompt.uid for group in taken.groups] == ["p2", "p3", "p4", "p6"]
+    assert taken.rounds == 3
+
+
 class Crashing:
     async def run(self, episode: Episode) -> Sample:
         await episode.generate(episode.prompt.ids)

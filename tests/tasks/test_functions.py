@@ -66,6 +66,8 @@ def test_a_dict_gives_its_score_and_numeric_parts():
         ("1.0", "returned '1.0'"),
         ([1.0], r"returned \[1.0\] \(list\)"),
         (np.array([1.0, 2.0]), "ndarray"),
+        ({"score": 1.0, "mean": 2.0}, "a part named 'mean': the report has a metric"),
+        ({"score": 1.0, "length/max": 2.0}, "a part named 'length/max'"),
         (float("nan"), "returned nan"),
         (float("inf"), "returned inf"),
         (10**400, "expected one finite number"),

@@ -77,6 +77,46 @@ def test_an_incomplete_checkpoint_is_named_and_skipped(tmp_path: Path, name: str
         assert latest_checkpoint(tmp_path) == tmp_path / "step_000010"
 
 
+def test_saving_a_step_once_more_replaces_it(tmp_path: Path) -> None:
+    model, optimizer = pair()
+    for value in (1, 2):
+        train(model, optimizer, 1)
+        save_checkpoint(tmp_path, 5, model, optimizer, {"value": value}, keep_last=3)
+    assert load_checkpoint(tmp_path / "step_000005", model, optimizer) == {"value": 2}
+    assert [p.name for p in tmp_path.iterdir()] == ["step_000005"]
+
+
+def test_step_counts_are_made_where_the_weights_are(tmp_path: Path) -> None:
+    model, optimizer = pair()
+    train(model, optimizer, 3)
+    folder = save_checkpoint(tmp_path, 3, model, optimizer, {}, keep_last=1)
+    elsewhere = model.to("meta")  # a device that every machine has; the fused optimizer refuses counts on another
+    other = torch.optim.AdamW(elsewhere.parameters())
+    load_checkpoint(folder, elsewhere, other)
+    assert {t.device.type for state in other.state.values() for t in state.values()} == {"meta"}
+
+
+def test_the_fused_optimizer_goes_on_from_a_checkpoint(tmp_path: Path) -> None:
+    ended = []
+    for stop in (None, 3):
+        torch.manual_seed(0)
+        model = nn.Linear(4, 2)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.1, fused=True)
+        train(model, optimizer, stop or 5)
+        if stop is not None:
+            folder = save_checkpoint(tmp_path, stop, model, optimizer, {}, keep_last=1)
+            model = nn.Linear(4, 2)
+            optimizer = torch.optim.AdamW(model.parameters(), lr=0.1, fused=True)
+            load_checkpoint(folder, model, optimizer)
+            assert {float(state["step"]) for state in optimizer.state.values()} == {3.0}
+            for i in range(3, 5):
+                model(torch.full((1, 4), float(i + 1))).square().sum().backward()
+                optimizer.step()
+                optimizer.zero_grad()
+        ended.append([p.detach().clone() for p in model.parameters()])
+    assert all(torch.equal(a, b) for a, b in zip(*ended, strict=True))
+
+
 def test_a_flipped_bit_is_an_error_that_names_the_file(tmp_path: Path) -> None:
     model, optimizer = pair()
     folder = save_checkpoint(tmp_path, 1, model, optimizer, {}, keep_last=1)

@@ -1,6 +1,7 @@
 import math
 import warnings
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -10,9 +11,12 @@ from partita.algo.algorithm import Algorithm
 from partita.algo.compose import compose
 from partita.algo.explain import keys_of
 from partita.algo.presets import PRESETS
-from partita.models.packed import Streams
+from partita.models.attention import ATTENTION, register
+from partita.models.families import tiny
+from partita.models.packed import PackedModel, Streams
 from partita.records import Group, Prompt, Row, Sample
 from partita.train.batch import RolloutBatch, collate
+from partita.train.checkpoint import load_checkpoint, save_checkpoint
 from partita.train.config import ActorConfig, MicroBatchConfig, OptimizerConfig
 from partita.train.learner import Learner, LearnerError
 
@@ -172,6 +176,105 @@ def test_too_many_nonfinite_steps_in_a_row_end_the_run() -> None:
     who.learn(credited(algo), algo, 1)
     with pytest.raises(LearnerError, match=r"3 optimizer steps in a row.*step 3"):
         who.learn(credited(algo), algo, 2)
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("gradient_clipping", [None, 1.0])
+def test_one_nonfinite_gradient_element_skips_the_step_and_leaves_no_trace(value, gradient_clipping) -> None:
+    algo, who, twin = algorithm(), *(learner(gradient_clipping=gradient_clipping) for _ in range(2))
+    poisoned = [False]
+
+    def poison(grad: torch.Tensor) -> torch.Tensor:
+        changed = grad.clone()
+        changed[3, 1] = value
+        return changed if poisoned[0] else grad
+
+    who.model.table.register_hook(poison)  # type: ignore[attr-defined]
+    who.learn(credited(algo), algo, 0)
+    before = [t.clone() for t in held(who)]
+    poisoned[0] = True
+    with pytest.warns(UserWarning, match="step 2: optimizer step skipped"):
+        values = who.learn(credited(algo), algo, 1).as_dict()
+    assert values["nonfinite_steps"] == 1 and "optimizer_steps" not in values and math.isfinite(values["loss"])
+    assert all(torch.equal(a, b) for a, b in zip(before, held(who), strict=True))
+    poisoned[0] = False
+    for step in (0, 2):  # the one that never saw the bad gradient
+        twin.learn(credited(algo), algo, step)
+    who.learn(credited(algo), algo, 2)
+    assert who.skipped_in_a_row == 0
+    assert all(torch.equal(a, b) for a, b in zip(held(who), held(twin), strict=True))
+
+
+def held(who: Learner) -> list[torch.Tensor]:
+    """Weights, moments and step counts."""
+    return [*who.model.parameters(), *(state[k] for state in who.optimizer.state.values() for k in sorted(state))]
+
+
+def scheduled(seed: int) -> Learner:
+    """Warm-up of 10 steps and a cosine over 100, two optimizer steps per batch; random weights."""
+    spec = OptimizerConfig(lr=0.05, warmup_steps=10, lr_scheduler_type="cosine", weight_decay=0.01)
+    config = ActorConfig(optimizer=spec, ppo_n_minibatches=2)
+    model = TableModel()
+    with torch.no_grad():
+        model.table.copy_(torch.randn(8, 8, generator=torch.Generator().manual_seed(seed)))
+    return Learner(model, config, torch.float32, 1.0, total_steps=100, seed=1)  # type: ignore[arg-type]
+
+
+def taught(who: Learner, steps: range) -> list[list[torch.Tensor]]:
+    """After each step: learning rate, weights, moments and step counts."""
+    algo, seen = algorithm(), []
+    for step in steps:
+        made = groups()
+        made[step % 2].samples[step % 3].reward = 0.5 + step / 100  # every step learns from other rewards
+        scored = who.score(collate(made), algo)
+        values = who.learn(scored.with_batch(algo.credit(scored.batch)), algo, step).as_dict()
+        seen.append([torch.tensor(values["lr"], dtype=torch.float64), *(t.detach().clone() for t in held(who))])
+    return seen
+
+
+def test_a_new_learner_from_a_checkpoint_goes_on_step_by_step(tmp_path: Path) -> None:
+    straight = taught(scheduled(seed=0), range(40))
+    first = scheduled(seed=0)
+    taught(first, range(20))
+    folder = save_checkpoint(tmp_path, 20, first.model, first.optimizer, first.state_dict(), keep_last=1)
+    second = scheduled(seed=9)
+    second.load_state_dict(load_checkpoint(folder, second.model, second.optimizer))
+    resumed = taught(second, range(20, 40))
+    assert [float(step[0]) for step in straight[8:12]] == [0.05 * 9 / 10, 0.05, 0.05, pytest.approx(0.04998477)]
+    for step, (want, got) in enumerate(zip(straight[20:], resumed, strict=True), start=20):
+        assert len(want) == len(got) == 5  # rate, table, step count, two moments
+        assert all(torch.equal(a, b) for a, b in zip(want, got, strict=True)), f"step {step}"
+    assert not torch.equal(straight[19][1], straight[20][1])
+
+
+def language_model(recompute: bool) -> tuple[PackedModel, list[int]]:
+    """A tiny Llama, and how often the inside of its first layer ran."""
+    register()
+    lm = tiny("Llama", torch.float32)
+    lm.set_attn_implementation(ATTENTION)
+    model, calls = PackedModel(lm), [0]
+    if recompute:
+        model.lm.activation_checkpointing_enable()
+        model.train()
+    lm.model.layers[0].mlp.register_forward_pre_hook(lambda *_: calls.__setitem__(0, calls[0] + 1))
+    return model, calls
+
+
+def test_recomputation_stays_on_from_step_to_step_and_changes_no_weight() -> None:
+    algo, ended = algorithm(), []
+    for recompute in (False, True):
+        model, calls = language_model(recompute)
+        config = ActorConfig(optimizer=OptimizerConfig(lr=1e-3), ppo_epochs=2, gradient_checkpointing=recompute)
+        who = Learner(model, config, torch.float32, 1.0, total_steps=10, seed=1)
+        for step in range(3):
+            calls[0] = 0
+            scored = who.score(collate(groups()), algo)
+            assert calls[0] == 1
+            who.learn(scored.with_batch(algo.credit(scored.batch)), algo, step)
+            assert calls[0] == 1 + 2 * (2 if recompute else 1)  # two epochs, each forward once more in the backward
+            assert all(module.training == recompute for module in model.lm.modules())
+        ended.append([p.detach().clone() for p in model.parameters()])
+    assert all(torch.equal(a, b) for a, b in zip(*ended, strict=True))
 
 
 def test_learning_rate_follows_the_schedule() -> None:
