@@ -19,7 +19,7 @@ test: $(READY)  ## every test except the minutes-long trainings
 check: $(READY)  ## lint, types, floors, fast tests: under 90 s
 	$(BIN)/ruff check partita tests examples scripts benchmarks
 	$(BIN)/ruff format --check partita tests examples scripts benchmarks
-	$(BIN)/pyright
+	$(BIN)/pyright --pythonpath $(BIN)/python
 	$(BIN)/python -m pytest -m "not slow and not long" -n 2
 
 long: $(READY)  ## the trainings behind the numbers in the docs: three seeds of the demo, the second task, twenty kills
