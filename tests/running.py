@@ -4,6 +4,7 @@ import contextlib
 import importlib
 import io
 import os
+import signal
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -52,6 +53,8 @@ def start(*command: object) -> subprocess.Popen[str]:
     return subprocess.Popen(
         [sys.executable, *map(str, command)],
         env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        # a shell makes its background jobs ignore interrupts, and this suite may be one
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )  # fmt: skip
 
 

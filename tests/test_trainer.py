@@ -235,9 +235,14 @@ def test_an_interrupt_in_a_notebook_ends_the_training_first() -> None:
             run_async(endless())
         assert seen == ["ended"]
 
+    # a test runner that was started in the background of a shell ignores interrupts; a notebook does not
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
     loop = asyncio.new_event_loop()  # as in a notebook: asyncio.run would catch the first interrupt itself
-    loop.run_until_complete(cell())
-    loop.close()
+    try:
+        loop.run_until_complete(cell())
+    finally:
+        loop.close()
+        signal.signal(signal.SIGINT, before)
     assert not [thread for thread in threading.enumerate() if thread.name == "partita-train" and thread.is_alive()]
 
 
