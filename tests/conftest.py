@@ -1,10 +1,13 @@
 """What the end-to-end tests share: a tiny model, a reward file, and one finished run."""
 
 import importlib
+import os
 from pathlib import Path
 
 import pytest
 from running import VOWELS, call, settings
+
+os.environ["HF_HUB_OFFLINE"] = "1"  # no test may ask a hub: where there is none, every try would be waited for
 
 
 @pytest.fixture(scope="session")
