@@ -14,13 +14,13 @@ demo: $(READY)  ## set up, then train SmolLM2-135M by GRPO on a built-in task, w
 	$(BIN)/partita train examples/quickstart.yaml
 
 test: $(READY)  ## every test except the minutes-long trainings
-	$(BIN)/python -m pytest -m "not long"
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not long" -n 2
 
 check: $(READY)  ## lint, types, floors, fast tests: under 90 s
 	$(BIN)/ruff check partita tests examples scripts benchmarks
 	$(BIN)/ruff format --check partita tests examples scripts benchmarks
 	$(BIN)/pyright --pythonpath $(BIN)/python
-	$(BIN)/python -m pytest -m "not slow and not long" -n 2
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not slow and not long" -n 2
 
 long: $(READY)  ## the trainings behind the numbers in the docs: three seeds of the demo, the second task, twenty kills
 	$(BIN)/python scripts/measure.py quickstart
