@@ -20,7 +20,6 @@ async def train(run: Run) -> None:
             metrics = run.learner.learn(rollout, algorithm, step)
         with run.timed("publish"):
             run.publish(version=step + 1)
-        await run.finish(
-            step + 1, taken, rollout, metrics
-        )  # controllers, evaluation, report, checkpoint: each when due
+        # controllers, evaluation, report, checkpoint: each when due
+        await run.finish(step + 1, taken, rollout, metrics)
     run.end()

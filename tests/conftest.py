@@ -5,9 +5,15 @@ import os
 from pathlib import Path
 
 import pytest
+from hypothesis import settings as hypothesis_settings
 from running import VOWELS, call, settings
 
 os.environ["HF_HUB_OFFLINE"] = "1"  # no test may ask a hub: where there is none, every try would be waited for
+
+# A change is judged by the same examples every time; new ones are looked for where there is somebody to read what they find.
+hypothesis_settings.register_profile("ci", derandomize=True, deadline=None)
+if os.environ.get("CI"):
+    hypothesis_settings.load_profile("ci")
 
 
 @pytest.fixture(scope="session")

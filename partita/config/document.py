@@ -43,6 +43,13 @@ class _Dumper(yaml.SafeDumper):
     """Quotes exactly the text that the loader would not read as text."""
 
 
+def _text(_: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
+    # YAML folds every kind of line break in plain and single-quoted text; only double quotes keep them
+    style = '"' if re.search("[\n\r\x85\u2028\u2029]", text) else None
+    return yaml.ScalarNode("tag:yaml.org,2002:str", text, style=style)
+
+
+_Dumper.add_representer(str, _text)
 _NUMBERS = [("tag:yaml.org,2002:int", _INT), ("tag:yaml.org,2002:float", _FLOAT)]
 _KEPT_RULES = {
     first: [rule for rule in rules if rule[0] in _KEPT]

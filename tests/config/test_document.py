@@ -6,7 +6,7 @@ import math
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
@@ -95,6 +95,8 @@ PLAIN = st.recursive(
 
 
 @given(PLAIN)
+@example("\x85")
+@example(["a\u2028b", "\n", "a\r\nb\u2029"])
 def test_dumped_values_are_read_back(value: Any) -> None:
     found, problems = read(dump(value))
     assert found == value and problems == []
