@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test check long docs bench-step clean
+.PHONY: demo test check long docs bench-step parity clean
 
 $(READY): pyproject.toml
 	$(PYTHON) scripts/setup_venv.py $(VENV)
@@ -30,6 +30,8 @@ long: $(READY)  ## the trainings behind the numbers in the docs: three seeds of 
 docs: $(READY)  ## regenerate the pages that are made from code
 	$(BIN)/python scripts/reference.py
 	$(BIN)/python scripts/algorithm_pages.py
+	$(BIN)/python scripts/areal_configs.py
+	$(BIN)/python scripts/parity_table.py
 	$(BIN)/python scripts/families.py
 
 BENCH := .venv-bench
@@ -39,6 +41,9 @@ $(BENCH)/.ready: pyproject.toml
 
 bench-step: $(BENCH)/.ready  ## a GRPO step against TRL on the same machine, in one run, in an environment that has both
 	$(BENCH)/bin/python benchmarks/step.py
+
+parity: $(BENCH)/.ready  ## losses, advantages and corrections against TRL's and verl's own functions
+	OMP_NUM_THREADS=1 $(BENCH)/bin/python -m pytest tests/parity
 
 clean:
 	rm -rf $(VENV) $(BENCH)

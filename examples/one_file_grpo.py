@@ -12,7 +12,8 @@ from dataclasses import replace
 import torch
 
 from partita.algo.compose import compose
-from partita.algo.explain import keys_of
+from partita.algo.presets import keys_of
+from partita.algo.tokens import Current
 from partita.engine.api import Draw, Request, Sampling
 from partita.engine.config import compute_dtype
 from partita.engine.local import LocalEngine
@@ -67,7 +68,7 @@ def main() -> None:
             group.samples.append(Sample([row_of(group.prompt.ids, done)], done.stop_reason, done.text, score))
 
         # Credit: once for all samples of the step. Weights: the aggregation, with its denominators, before any backward.
-        rollout = collate(groups)
+        rollout = collate(groups, seed=SEED, version=step)
         rollout = rollout.with_batch(algorithm.weights(algorithm.credit(rollout.batch)))
 
         # Learn: micro-batches of packed rows; each loss is a share of a weighted sum, so gradients just add up.
@@ -75,7 +76,7 @@ def main() -> None:
             micro = rollout.select(chosen)
             with torch.autocast("cpu", dtype=fast, enabled=fast != torch.float32):
                 streams = policy(pack(micro.rows, micro.group_of_sample), temperature=TEMPERATURE, entropy=True)
-            algorithm.loss(micro.batch, streams.logprobs_T, streams.entropy_T).value.backward()
+            algorithm.loss(micro.batch, Current(streams.logprobs_T, streams.entropy_T)).value.backward()
         torch.nn.utils.clip_grad_norm_(policy.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad()

@@ -1,12 +1,13 @@
 """From a config to the objects of a run: every part is made here and handed what it needs from above or beside it.
 
-Left out: what happens in a step (`run.Run` and `loop`), and what the keys mean (the sections).
+Left out: what happens in a step (`runner.Run` and `loop`), and what the keys mean (the sections).
 """
 
 from __future__ import annotations
 
+import math
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,25 +16,25 @@ from typing import Any
 import torch
 
 from partita.algo.algorithm import Algorithm
-from partita.algo.control import Controls
-from partita.algo.review import Review, review
 from partita.config import Loaded
 from partita.config.schema import plain
 from partita.engine.config import compute_dtype
 from partita.engine.local import LocalEngine
 from partita.evals.evaluate import Evaluator
 from partita.extras import Extras, Rewards
+from partita.facts import facts_of
 from partita.models.load import LoadedModel, find_stop_ids, load_causal_lm, load_tokenizer
 from partita.models.packed import PackedModel, cast_copy
+from partita.models.reference import check_reference
 from partita.records import Group
 from partita.report.reporter import Reporter, RunFacts
 from partita.report.sinks import write_atomic
 from partita.report.trackers import require_trackers
-from partita.rollout.rollouts import Refill, Rollouts
+from partita.rollout.rollouts import Refill, Retry, Rollouts
 from partita.rollout.workflow import SingleTurn, Workflow
-from partita.run import RunConfig, composed, without_effect
+from partita.run import REFERENCE, Plan, Planned, RunConfig, composed, refuse_untrainable, stage_configs
 from partita.runfolder import CHECKPOINTS, CONFIG, RunFolderError, disk_full_is_readable, new_folder, resume_point
-from partita.runner import EvalPlan, Run
+from partita.runner import EvalPlan, Phase, Run
 from partita.tasks.binding import RewardSetupError
 from partita.tasks.cursor import Cursor
 from partita.tasks.dataset import DataError, TaskRows, load_rows, task_of
@@ -130,45 +131,49 @@ def valid_section(config: RunConfig) -> DatasetConfig | None:
 
 
 def prompts_of(config: RunConfig, rows: TaskRows, section: DatasetConfig, loaded: LoadedModel, name: str) -> Prompts:
-    """Render rows so that every prompt leaves room for a whole response."""
-    reserve = config.gconfig.max_new_tokens
+    """Render rows so that every prompt leaves room for a whole response, also for the longest of all stages."""
+    reserve = longest(config)
     return render_prompts(rows.rows, loaded.tokenizer, section, context=loaded.context, reserve=reserve, section=name)
+
+
+def longest(config: RunConfig) -> int:
+    """The largest `max_new_tokens` of all stages: what prompts leave room for, and what evaluations may use, so that
+    they can be compared over the whole run."""
+    return max(one.gconfig.max_new_tokens for one in stage_configs(config))
 
 
 @contextmanager
 def build(config: RunConfig, extras: Extras, resume: Path | None = None) -> Iterator[Run]:
     """Everything of a training run; closed in the end, also when the run fails."""
-    algorithm, cautions = composed(config)
+    refuse_untrainable(config, composed(config), own_workflow=extras.workflow is not None)
     require_trackers(config.report.trackers)
     newest = None
     if resume is not None:
         newest = resume_point(resume)
         extras.check(resume)
     with stage(config, extras.rewards) as made:
+        plan = composed(config, _part_weights(config, made.scorer))
         prompts = prompts_of(config, made.train_rows, config.train_dataset, made.loaded, "train_dataset")
-        steps = _total_steps(config, len(prompts.prompts))
-        learner = _learner(config, made, steps, "ref" in algorithm.needs)
+        steps = _total_steps(plan, len(prompts.prompts))
         workflow = extras.workflow or SingleTurn()
-        rollouts = Rollouts(
-            made.engine, workflow, Cursor(prompts.prompts, config.seed, config.train_dataset.shuffle), made.scorer,
-            config.gconfig.sampling(made.loaded.stop_ids), config.gconfig.n_samples, config.seed,
-            refill=_refill(config, algorithm, extras.keep), max_error_share=config.reward.max_error_share,
-        )  # fmt: skip
+        learner = _learner(config, made, steps, plan.needs)
         state = load_checkpoint(newest, learner.model, learner.optimizer) if newest else None
         folder, settings = resume or new_folder(config), plain(config)
         title = f"{config.experiment_name}/{folder.name}"
         run = Run(
-            config, folder, made.loaded.tokenizer, learner, made.engine, rollouts, algorithm, Controls(), steps,
+            config, folder, made.loaded.tokenizer, learner, made.engine, _rollouts(config, made, workflow, prompts),
+            tuple(_phase(one, extras.keep) for one in plan.stages), steps,
             Reporter(config.report, RunFacts(folder, title, steps, settings, state["step"] if state else 0)),
-            _eval_plan(config, made, workflow), extras.names,
+            _eval_plan(config, made, workflow), extras.names, tuple(sorted(made.scorer.names)),
         )  # fmt: skip
         if state:
             _restore(run, state, newest)
         with _told(run), ended_by(run.reporter.close):
             extras.note(folder)  # before the config, by which a folder is known as a run's
             write_atomic(folder / CONFIG, Loaded(config, settings, {}).to_yaml().encode())
-            notes = (*made.train_rows.notes, *prompts.notes, *made.loaded.notes, *cautions)
-            run.reporter.start(_facts(run, made, notes))
+            notes = (*made.train_rows.notes, *prompts.notes, *made.loaded.notes, *plan.cautions)
+            held_out = made.valid_rows is not None
+            run.reporter.start(facts_of(run, plan, made.loaded, held_out, notes))
             yield run
 
 
@@ -194,9 +199,9 @@ def _restore(run: Run, state: Mapping[str, Any], source: Path | None) -> None:
     run.publish(run.first_step)
 
 
-def _learner(config: RunConfig, made: Stage, steps: int, needs_reference: bool) -> Learner:
+def _learner(config: RunConfig, made: Stage, steps: int, needs: frozenset[str]) -> Learner:
     model = made.loaded.model
-    reference = _reference(config, made) if needs_reference else None
+    reference = _reference(config, made, needs) if needs & REFERENCE else None
     if config.actor.gradient_checkpointing:
         model.lm.activation_checkpointing_enable()
         model.train()  # the families recompute in training mode only; every dropout is off
@@ -206,7 +211,7 @@ def _learner(config: RunConfig, made: Stage, steps: int, needs_reference: bool) 
     )  # fmt: skip
 
 
-def _reference(config: RunConfig, made: Stage) -> PackedModel:
+def _reference(config: RunConfig, made: Stage, needs: frozenset[str]) -> PackedModel:
     """The frozen starting policy, or another model, in its own precision."""
     dtype = compute_dtype(config.ref.dtype if config.ref else "auto", made.device)
     path = config.ref.path if config.ref else None
@@ -214,8 +219,34 @@ def _reference(config: RunConfig, made: Stage) -> PackedModel:
         model = cast_copy(made.loaded.model, dtype)
     else:
         trust = config.actor.trust_remote_code
-        model = load_causal_lm(path, dtype=dtype, trust_remote_code=trust, device=made.device).model
+        loaded = load_causal_lm(path, dtype=dtype, trust_remote_code=trust, device=made.device)
+        check_reference(made.loaded, loaded, whole_vocabulary="kl_full_ref" in needs)
+        model = loaded.model
     return model.requires_grad_(False).eval()
+
+
+def _rollouts(config: RunConfig, made: Stage, workflow: Workflow, prompts: Prompts) -> Rollouts:
+    """What a stage sets (filter, retries, sizes) is put in place when it begins."""
+    epochs = config.total_train_epochs if config.total_train_steps is None else None
+    return Rollouts(
+        made.engine, workflow, Cursor(prompts.prompts, config.seed, config.train_dataset.shuffle), made.scorer,
+        config.gconfig.sampling(made.loaded.stop_ids), config.gconfig.n_samples, config.seed,
+        max_error_share=config.reward.max_error_share,
+        prompt_limit=None if epochs is None else epochs * len(prompts.prompts),
+    )  # fmt: skip
+
+
+def _part_weights(config: RunConfig, scorer: RewardRuntime) -> tuple[float, ...]:
+    """Weights of the reward functions, in the order of their names."""
+    given = config.reward.weights or [1.0] * len(scorer.names)
+    return tuple(weight for _, weight in sorted(zip(scorer.names, given, strict=True)))
+
+
+def _phase(one: Planned, keep: Callable[[Group], bool] | None) -> Phase:
+    times, sampling = one.config.actor.mixed_group_retry, one.config.actor.dynamic_sampling
+    threshold = 1.0 if sampling is None else sampling.correct_threshold
+    retry = None if times is None else Retry(times, threshold)
+    return Phase(one.config, one.algorithm, _refill(one.config, one.algorithm, keep), retry)
 
 
 def _refill(config: RunConfig, algorithm: Algorithm, keep: Callable[[Group], bool] | None) -> Refill | None:
@@ -233,11 +264,14 @@ def _reward_tensor(group: Group) -> torch.Tensor:
     return torch.tensor(group.rewards, dtype=torch.float64)
 
 
-def _total_steps(config: RunConfig, prompts: int) -> int:
+def _total_steps(plan: Plan, prompts: int) -> int:
+    """Train steps at most: a step that is refilled uses more prompts than its batch has, and the run ends with them."""
+    config = plan.stages[0].config
     if config.total_train_steps is not None:
         return config.total_train_steps
     assert config.total_train_epochs is not None, "RunConfig checks that one of the two is set"
-    return max(1, config.total_train_epochs * prompts // config.train_dataset.batch_size)
+    smallest = min(one.config.train_dataset.batch_size for one in plan.stages)
+    return math.ceil(config.total_train_epochs * prompts / smallest)
 
 
 def _eval_plan(config: RunConfig, made: Stage, workflow: Workflow) -> EvalPlan | None:
@@ -245,34 +279,10 @@ def _eval_plan(config: RunConfig, made: Stage, workflow: Workflow) -> EvalPlan |
     if config.evaluator.freq_steps is None or section is None or made.valid_rows is None:
         return None
     rendered = prompts_of(config, made.valid_rows, section, made.loaded, "valid_dataset")
-    sampling = replace(config.gconfig.sampling(made.loaded.stop_ids), temperature=config.evaluator.temperature)
+    sampling = replace(
+        config.gconfig.sampling(made.loaded.stop_ids),
+        max_new_tokens=longest(config),
+        temperature=config.evaluator.temperature,
+    )
     evaluator = Evaluator(made.engine, workflow, made.scorer, config.seed)
     return EvalPlan(evaluator, rendered.prompts[: config.evaluator.n_prompts], sampling)
-
-
-def _facts(run: Run, made: Stage, notes: Sequence[str]) -> dict[str, str]:
-    """What the console shows before the first step."""
-    config, reference = run.config, "ref" in run.algorithm.needs
-    found: Review = review(
-        config.actor, n_samples=config.gconfig.n_samples, max_new_tokens=config.gconfig.max_new_tokens
-    )
-    parameters = sum(p.numel() for p in made.loaded.model.parameters())
-    precision = str(compute_dtype(config.actor.dtype, made.device)).removeprefix("torch.")
-    sampled = str(compute_dtype(config.rollout.dtype, made.device)).removeprefix("torch.")
-    batch = f"{config.train_dataset.batch_size} prompts x {config.gconfig.n_samples} samples"
-    facts = {
-        "model": f"{config.actor.path}, {parameters / 1e6:.1f} M parameters, {made.loaded.path_kind}",
-        "task": f"{config.train_dataset.path}, reward {', '.join(made.scorer.names)}",
-        "algorithm": config.algorithm or "keys of actor",
-        "batch": f"{batch}, at most {config.gconfig.max_new_tokens} new tokens",
-        "precision": f"learns in {precision} on float32 weights, samples in {sampled}, on {made.device}",
-    }
-    if reference:
-        dtype = str(compute_dtype(config.ref.dtype if config.ref else "auto", made.device)).removeprefix("torch.")
-        where = config.ref.path if config.ref and config.ref.path else "the starting policy"
-        size = parameters * (2 if dtype == "bfloat16" else 4) / 2**20
-        facts["reference"] = f"{where}, {dtype}, {size:.0f} MiB, for the KL term"
-    filtered, held_out = run.rollouts.refill is not None, made.valid_rows is not None
-    idle = without_effect(config, needs_reference=reference, filtered=filtered, held_out=held_out)
-    groups = {"data": notes, "inactive": (*found.inactive, *idle), "assumed": found.assumed, "advice": found.advice}
-    return facts | {name: "; ".join(lines) for name, lines in groups.items() if lines}

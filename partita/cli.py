@@ -1,4 +1,4 @@
-"""The command line: `partita train | generate | eval | config | export | explain`.
+"""The command line: `partita train | generate | eval | config | export | explain | replay`.
 
 A mistake of the user's ends with one readable message and exit code 2; a run that cannot go on, with code 1.
 """
@@ -15,10 +15,11 @@ from typing import Annotated
 
 import typer
 
-from partita.algo.explain import explain
+from partita.algo.explain import Subject, explain
 from partita.algo.presets import PRESETS
 from partita.config import ConfigError, Loaded
-from partita.config.errors import Problem
+from partita.config.errors import Problem, near_value
+from partita.config.schema import plain
 from partita.evals.estimators import paired_difference
 from partita.evals.evaluate import Evaluation
 from partita.extras import brought_to
@@ -26,11 +27,13 @@ from partita.models.load import ModelLoadError
 from partita.models.selfcheck import ModelRefused
 from partita.player import complete, export_run
 from partita.player import evaluate as evaluate_model
-from partita.report.sinks import ReportFileError
+from partita.replay.replay import ReplayMismatch, Request, replay
+from partita.replay.show import document, lines_of
+from partita.report.sinks import ReportFileError, strict_json, write_atomic
 from partita.report.text import clean
 from partita.report.trackers import MissingTrackerError
 from partita.rollout.rollouts import RolloutError
-from partita.run import RunConfig, composed, load_run_config
+from partita.run import RunConfig, composed, load_run_config, stage_configs
 from partita.runfolder import CONFIG, EXPORT, DiskError, RunFolderError, run_config_of
 from partita.tasks.dataset import DataError
 from partita.tasks.pool import PoolError
@@ -44,7 +47,7 @@ USER_ERRORS = (
     ConfigError, DataError, PromptError, ModelLoadError, ModelRefused, RewardSetupError, RunFolderError, ReportFileError,
     MissingTrackerError,
 )  # fmt: skip
-RUN_ERRORS = (PoolError, RolloutError, RewardErrors, LearnerError, CheckpointError, DiskError)
+RUN_ERRORS = (PoolError, RolloutError, RewardErrors, LearnerError, CheckpointError, DiskError, ReplayMismatch)
 app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
@@ -138,12 +141,47 @@ def export(
 
 
 @app.command(name="explain")
-def explain_command(name: Annotated[str, typer.Argument(help="a preset")]) -> None:
-    """Keys, parts, formula and paper of a preset, and how it differs from grpo."""
+def explain_command(
+    target: Annotated[str, typer.Argument(help="a preset or a YAML file")],
+    overrides: Overrides = None,
+    against: Annotated[str | None, typer.Option(help="the preset to compare with, by default grpo")] = None,
+    markdown: Annotated[bool, typer.Option("--markdown", help="print Markdown")] = False,
+) -> None:
+    """An algorithm in words: objective, keys, parts, paper, what is idle in it, and how it differs from another."""
+    if against is not None and against not in PRESETS:
+        raise ConfigError([Problem("--against", f"{against!r} is not a preset.{_near_preset(against)}")])
+    told = [explain(what, against=against, markdown=markdown) for what in _subjects(target, overrides or [])]
+    typer.echo("\n\n".join("\n".join(lines) for lines in told))
+
+
+@app.command(name="replay")
+def replay_command(
+    run: Annotated[Path, typer.Argument(help="a run folder")],
+    step: Annotated[int, typer.Option(min=1, help="which train step")],
+    algorithm: Annotated[list[str] | None, typer.Option(help="a preset to see on the same samples; repeatable")] = None,
+    overrides: Annotated[
+        list[str] | None, typer.Option("--set", help="actor.key=value, on top of each preset, else of the trained keys")
+    ] = None,
+    sample: Annotated[int | None, typer.Option(min=0, help="print the tokens of this sample, counted from 0")] = None,
+    exact: Annotated[
+        bool, typer.Option("--exact", help="also true gradients, through the model of before the step")
+    ] = False,
+    markdown: Annotated[bool, typer.Option("--markdown", help="print Markdown")] = False,
+    json: Annotated[Path | None, typer.Option(help="write all numbers to this file")] = None,
+) -> None:
+    """Compute a step again from its saved numbers, and show what other algorithms would have done with its samples."""
+    found = replay(run, Request(step, tuple(algorithm or ()), tuple(overrides or ()), sample, exact))
+    typer.echo("\n".join(lines_of(found, markdown=markdown)))
+    if json is not None:
+        _write(json, strict_json(document(found)) + "\n")
+    found.check()
+
+
+def _write(file: Path, text: str) -> None:
     try:
-        typer.echo("\n".join(explain(name)))
-    except ValueError as error:
-        raise typer.BadParameter(str(error)) from error
+        write_atomic(file, text.encode())
+    except OSError as error:
+        raise RunFolderError(f"{file} cannot be written: {error.strerror}") from error
 
 
 def _load(target: str, overrides: list[str], model: str | None = None) -> Loaded[RunConfig]:
@@ -162,8 +200,30 @@ def _load(target: str, overrides: list[str], model: str | None = None) -> Loaded
     if target in PRESETS:
         return load_run_config([QUICKSTART], [f"algorithm={target}", f"experiment_name={target}", *overrides])
     if not target.endswith((".yaml", ".yml")) and not Path(target).exists():
-        raise ConfigError([Problem(target, f"neither a YAML file nor a preset. Presets: {', '.join(PRESETS)}")])
+        raise ConfigError([Problem(target, f"neither a YAML file nor a preset.{_near_preset(target)}")])
     return load_run_config([Path(target)], overrides)
+
+
+def _near_preset(name: str) -> str:
+    return f"{near_value(name, PRESETS)} Presets: {', '.join(PRESETS)}"
+
+
+def _subjects(target: str, overrides: list[str]) -> list[str | Subject]:
+    """What a preset or a file says: one algorithm, or one for each stage."""
+    if target in PRESETS and not overrides:
+        return [target]
+    config = _load(target, overrides).value
+    composed(config)  # raises for keys that exclude each other, with their paths
+    title = " with ".join(filter(None, [target, ", ".join(overrides)]))
+    titles = [f"{title}, stages[{i}]" for i in range(len(config.stages))] or [title]
+    weights = tuple(config.reward.weights or [1.0] * len(config.reward.functions))
+    return [_subject(title, one, weights) for title, one in zip(titles, stage_configs(config), strict=True)]
+
+
+def _subject(title: str, config: RunConfig, weights: tuple[float, ...]) -> Subject:
+    sampled = config.gconfig
+    adaptive = {"gconfig.adaptive_n": plain(sampled.adaptive_n)} if sampled.adaptive_n else {}
+    return Subject(title, config.actor, sampled.n_samples, sampled.max_new_tokens, weights, beside=adaptive)
 
 
 def _check_reward(model: Path, reward: str | None) -> None:

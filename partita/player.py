@@ -12,7 +12,7 @@ from pathlib import Path
 
 import torch
 
-from partita.build import ended_by, load_policy, open_engine, prompts_of, stage, valid_section
+from partita.build import ended_by, load_policy, longest, open_engine, prompts_of, stage, valid_section
 from partita.engine.api import Draw, Request
 from partita.evals.evaluate import EVAL_STREAM, Evaluation, Evaluator
 from partita.models.export import export_hf
@@ -43,7 +43,8 @@ def evaluate(config: RunConfig, samples: int, temperature: float) -> Evaluation:
         section = valid_section(config)
         assert section is not None and made.valid_rows is not None, "stage refuses a config without held-out rows"
         prompts = prompts_of(config, made.valid_rows, section, made.loaded, "valid_dataset").prompts
-        sampling = replace(config.gconfig.sampling(made.loaded.stop_ids), temperature=temperature)
+        sampling = config.gconfig.sampling(made.loaded.stop_ids)
+        sampling = replace(sampling, max_new_tokens=longest(config), temperature=temperature)
         evaluator = Evaluator(made.engine, SingleTurn(), made.scorer, config.seed)
         return asyncio.run(evaluator.run(prompts[: config.evaluator.n_prompts], sampling, samples))
 

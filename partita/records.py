@@ -86,7 +86,12 @@ class Batch:
     seq_T: which sample a token belongs to, non-decreasing. prompt_S: which group a sample belongs to (any ids, in any
     order; groups may differ in size). reward_S: task reward before shaping, NaN where the sample has none. valid_S: False
     excludes a sample from statistics and from the loss (reward error, non-finite log-prob). truncated_S comes from the
-    stop reason. `behaviour_T`, `prox_T`, `ref_T` are log-probs in nats at the sampling temperature.
+    stop reason. `behaviour_T`, `prox_T`, `ref_T` are log-probs in nats at the sampling temperature; with `entropy_T` and
+    `kl_full_T`, KL(policy ‖ reference) over the vocabulary, they are from before any optimizer step. step_rewards_T is NaN
+    where no step ends. parts_SR are the raw values of the R reward functions, NaN where a sample has none. lot_S is one
+    uniform number per sample, for random choices that do not depend on order. correction_T is the behaviour weight, 0
+    where a token is masked, and scale_T what kept denominators make of the objective. train_version is the version of the
+    weights that are being trained: one more than that of the newest samples.
     """
 
     seq_T: Tensor
@@ -102,11 +107,17 @@ class Batch:
     token_rewards_T: Tensor | None = None
     version_T: Tensor | None = None
     entropy_T: Tensor | None = None
-    kl_full_T: Tensor | None = None
     score_S: Tensor | None = None
     advantages_T: Tensor | None = None
     returns_T: Tensor | None = None
     weight_T: Tensor | None = None
+    step_rewards_T: Tensor | None = None
+    parts_SR: Tensor | None = None
+    lot_S: Tensor | None = None
+    kl_full_T: Tensor | None = None
+    correction_T: Tensor | None = None
+    scale_T: Tensor | None = None
+    train_version: int | None = None
 
     @property
     def samples(self) -> int:

@@ -1,6 +1,6 @@
 """A run's folder: how it is named, what config it holds, which checkpoint it goes on from.
 
-runs/<experiment>/<trial>/  config.yaml  python.json  metrics.jsonl  reward.svg  samples/  checkpoints/  export/
+runs/<experiment>/<trial>/  config.yaml  python.json  metrics.jsonl  reward.svg  samples/  batches/  checkpoints/  export/
 """
 
 from __future__ import annotations

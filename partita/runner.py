@@ -5,34 +5,42 @@ Left out: how the parts are made (`build`) and in which order a step uses them (
 
 from __future__ import annotations
 
+import math
 import time
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import torch
 from transformers import PreTrainedTokenizerBase
 
 from partita.algo.algorithm import Algorithm
-from partita.algo.control import Controls
+from partita.algo.compose import controllers
+from partita.algo.control import Controls, When
 from partita.engine.api import Engine, Sampling
 from partita.evals.evaluate import Evaluator, NothingScored
 from partita.extras import Brought
 from partita.models.export import export_hf, remove_leftovers
 from partita.models.packed import weights
-from partita.records import Prompt
+from partita.records import Batch, Group, Prompt
+from partita.replay.saved import saved, setting_of
 from partita.report.metrics import Metrics, Timer
 from partita.report.records import StepRecord
 from partita.report.reporter import Reporter
-from partita.rollout.rollouts import Rollouts, Taken
-from partita.rollout.summary import summarise
+from partita.rollout.adaptive import AdaptiveSizes
+from partita.rollout.episodes import RolloutError
+from partita.rollout.rollouts import Refill, Retry, Rollouts, Taken
+from partita.rollout.summary import summarise_taken
 from partita.run import RunConfig
 from partita.runfolder import CHECKPOINTS, EXPORT
-from partita.train.batch import RolloutBatch
+from partita.stages import Progress, carried, changes
+from partita.train.batch import RolloutBatch, collate
 from partita.train.checkpoint import save_checkpoint
 from partita.train.learner import Learner
+from partita.train.record import LearnRecord
 
 
 @dataclass(frozen=True)
@@ -44,9 +52,23 @@ class EvalPlan:
     sampling: Sampling
 
 
+@dataclass(frozen=True)
+class Phase:
+    """All that differs between the stages of a run. config: the stage's, with its keys in place."""
+
+    config: RunConfig
+    algorithm: Algorithm
+    refill: Refill | None = None
+    retry: Retry | None = None
+
+
 @dataclass
 class Run:
-    """One training run. `first_step` counts finished steps: 0 for a new run, the checkpoint's for a resumed one."""
+    """One training run. `first_step` counts finished steps: 0 for a new run, the checkpoint's for a resumed one.
+
+    phases: one for each stage, one where the config has no stages. part_names: the reward functions, in the order of their
+    weights in the algorithms. record: what learning did in the last step. applied: what the rules remembered meanwhile.
+    """
 
     config: RunConfig
     folder: Path
@@ -54,39 +76,93 @@ class Run:
     learner: Learner
     engine: Engine
     rollouts: Rollouts
-    algorithm: Algorithm
-    controls: Controls
+    phases: tuple[Phase, ...]
     steps: int
     reporter: Reporter
     eval_plan: EvalPlan | None = None
     brought: Brought = field(default_factory=Brought)
+    part_names: tuple[str, ...] = ()
     first_step: int = 0
     timer: Timer = field(default_factory=Timer)
     step_began: float = field(default_factory=time.perf_counter)
+    record: LearnRecord = field(default_factory=LearnRecord)
+    applied: dict[str, dict[str, float]] = field(default_factory=dict[str, dict[str, float]])
+    controls: Controls = field(init=False, default_factory=Controls)
+    progress: Progress = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.progress = Progress(tuple(self.config.stages))
+        self._enter()
+
+    @property
+    def phase(self) -> Phase:
+        """The stage that the run is in."""
+        return self.phases[self.progress.index]
+
+    @property
+    def algorithm(self) -> Algorithm:
+        """The stage's, as configured: without what the controllers have changed."""
+        return self.phase.algorithm
 
     @property
     def groups_per_step(self) -> int:
         """Prompts of one train step."""
-        return self.config.train_dataset.batch_size
+        return self.phase.config.train_dataset.batch_size
+
+    def remaining(self) -> Iterator[int]:
+        """The train steps to take, counted from 0: until `steps`, or until the prompts of all epochs are used."""
+        step = self.first_step
+        while not self._over(step):
+            yield step
+            step += 1
 
     def timed(self, phase: str) -> AbstractContextManager[None]:
         """Count the block's wall time as `time/<phase>` of this step."""
         return self.timer.timed(phase)
+
+    def score(self, groups: Sequence[Group], version: int) -> RolloutBatch:
+        """The batch of the groups, with the streams that the algorithm needs. `version`: of the weights that sampled."""
+        rollout, needs = collate(groups, seed=self.config.seed, version=version), self.algorithm.needs
+        if "parts" in needs:
+            rollout = rollout.with_batch(_with_parts(rollout, self.part_names))
+        if "step_rewards" in needs and rollout.batch.step_rewards_T is None:  # no sample of the step has any
+            rollout = rollout.with_batch(rollout.batch.with_(step_rewards_T=_nan(len(rollout.batch.seq_T))))
+        return self.learner.score(rollout, self.algorithm)
+
+    def credit(self, rollout: RolloutBatch) -> tuple[Algorithm, RolloutBatch]:
+        """Give credit, and let the controllers move before and after it. The algorithm is that of the optimizer steps."""
+        algorithm = self.controls.apply(self.algorithm)
+        algorithm = self._moved("before_credit", algorithm.statistics(rollout.batch))
+        rollout = rollout.with_batch(algorithm.credit(rollout.batch))
+        found = Metrics()
+        if bool(rollout.batch.valid_S.any()):  # else there is no spread of advantages: that is not one of 0
+            found.add(algorithm.credit_stats(rollout.batch))
+        return self._moved("after_credit", found.as_dict()), rollout
+
+    def learn(self, rollout: RolloutBatch, algorithm: Algorithm, step: int) -> Metrics:
+        """All optimizer steps of a train step."""
+        self.learner.total_steps = self._length(step)
+        self.applied = self.controls.state_dict()
+        metrics, self.record = self.learner.learn(rollout, algorithm, step)
+        return metrics
 
     def publish(self, version: int) -> None:
         """Hand the learner's weights to the engine."""
         self.engine.publish(weights(self.learner.model), version)
 
     async def finish(self, step: int, taken: Taken, rollout: RolloutBatch, metrics: Metrics) -> None:
-        """Controllers, evaluation, report and checkpoint of step `step` (counted from 1), each when due."""
+        """Controllers, evaluation, report, stage and checkpoint of step `step` (counted from 1), each when due."""
         metrics.add(self.algorithm.credit_stats(rollout.batch))
-        metrics.merge(summarise(taken.started))
-        metrics.put("rollout_rounds", taken.rounds)
-        self.controls.observe("after_epochs", metrics.as_dict())
+        metrics.merge(summarise_taken(taken))
+        samples = {"samples": float(rollout.batch.valid_S.sum())}
+        self.controls.observe("after_epochs", metrics.as_dict() | samples)
         if self._eval_due(step):
             with self.timed("eval"):
                 await self._evaluate(metrics)
-        self.reporter.step(self._record(step, metrics), taken.groups, rollout.batch.advantages_T)
+        record = self._record(step, metrics)
+        self.reporter.step(record, taken.groups, rollout.batch.advantages_T)
+        self._keep(step, rollout)
+        self._advance(step, record.metrics)
         if self._save_due(step):
             with self.timed("save"):  # counted in the next step
                 self.save(step)
@@ -102,14 +178,19 @@ class Run:
         """Everything beside tensors that a resumed run needs to go on as if it had not stopped."""
         return {
             "step": step,
+            "stage": self.progress.state_dict(),
             "rollouts": self.rollouts.state_dict(),
             "controls": self.controls.state_dict(),
             "learner": self.learner.state_dict(),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from a checkpoint's state."""
+        """Go on from a checkpoint's state. Raises ValueError for one that does not fit this config."""
         self.first_step = state["step"]
+        if "stage" in state:  # a run of version 0.1 has one phase
+            self.progress.load_state_dict(state["stage"])
+        self.controls = Controls()
+        self._enter()
         self.rollouts.load_state_dict(state["rollouts"])
         self.controls.load_state_dict(state["controls"])
         self.learner.load_state_dict(state["learner"])
@@ -132,6 +213,37 @@ class Run:
         """Write the model in Hugging Face format."""
         export_hf(self.learner.model, self.tokenizer, folder)
 
+    def _enter(self) -> None:
+        """Put the stage in place: its rules, beside what they remember, and how it samples and learns."""
+        phase, rollouts = self.phase, self.rollouts
+        sampled, known = phase.config.gconfig, rollouts.adaptive
+        self.controls = carried(self.controls, Controls(controllers(phase.config.actor)))
+        rollouts.sampling = replace(
+            rollouts.sampling, max_new_tokens=sampled.max_new_tokens, temperature=sampled.temperature
+        )
+        rollouts.n_samples, rollouts.refill, rollouts.retry = sampled.n_samples, phase.refill, phase.retry
+        rollouts.adaptive = AdaptiveSizes.of(sampled.adaptive_n)
+        if rollouts.adaptive is not None and known is not None:
+            rollouts.adaptive.load_state_dict(known.state_dict())
+        self.learner.config, self.learner.temperature = phase.config.actor, sampled.temperature
+
+    def _keep(self, step: int, rollout: RolloutBatch) -> None:
+        """The numbers of the step, for `partita replay`."""
+        if self.reporter.batches is not None:
+            setting = setting_of(step, self.progress.index, self.phase.config, self.algorithm, self.applied)
+            self.reporter.batches.write(step, *saved(setting, rollout, self.record))
+
+    def _advance(self, step: int, metrics: Mapping[str, float]) -> None:
+        if self.progress.advance(step, metrics):
+            self._enter()
+            if not self._over(step):
+                index = self.progress.index
+                self.reporter.console.note(f"stages[{index}] begins: {changes(self.config.stages[index])}")
+
+    def _moved(self, when: When, metrics: Mapping[str, float]) -> Algorithm:
+        self.controls.observe(when, metrics)
+        return self.controls.apply(self.algorithm)
+
     async def _evaluate(self, metrics: Metrics) -> None:
         assert self.eval_plan is not None, "an evaluation is due only with a plan"
         plan = self.eval_plan
@@ -150,13 +262,48 @@ class Run:
     def _record(self, step: int, metrics: Metrics) -> StepRecord:
         times = self.timer.take() | {"time/step": time.perf_counter() - self.step_began}
         values = metrics.as_dict() | self.controls.logged()
+        if self.config.stages:
+            values["stage"] = float(self.progress.index)
         speed = {"tokens_per_second": values["response_tokens"] / times["time/sample"]}
         return StepRecord(step, values | speed | times)
 
+    def _over(self, finished: int) -> bool:
+        return finished >= self.steps or self.rollouts.exhausted
+
+    def _length(self, step: int) -> int:
+        """Train steps of the whole run, for the learning rate. Where it ends with its prompts, as many as there will be if
+        steps go on to use as many prompts as they did: a step that was refilled uses more than a batch.
+        """
+        limit = self.rollouts.prompt_limit
+        return self.steps if limit is None else math.ceil((step + 1) * limit / self.rollouts.used)
+
     def _eval_due(self, step: int) -> bool:
         every = self.config.evaluator.freq_steps
-        return self.eval_plan is not None and every is not None and (step % every == 0 or step == self.steps)
+        return self.eval_plan is not None and every is not None and (step % every == 0 or self._over(step))
 
     def _save_due(self, step: int) -> bool:
         every = self.config.checkpoint.freq_steps
-        return step == self.steps or (every is not None and step % every == 0)
+        return self._over(step) or (every is not None and step % every == 0)
+
+
+def _with_parts(rollout: RolloutBatch, names: Sequence[str]) -> Batch:
+    """The batch with one column for each reward function; what else a workflow or a function reported is no part of it.
+
+    Raises RolloutError where the samples lack one.
+    """
+    batch = rollout.batch
+    if batch.parts_SR is not None and set(names) <= set(rollout.part_names):
+        columns = [rollout.part_names.index(name) for name in names]
+        return batch.with_(parts_SR=batch.parts_SR[:, columns])
+    if bool(batch.valid_S.any()):
+        missing = sorted(set(names) - set(rollout.part_names))
+        raise RolloutError(
+            f"actor.reward_norm_per_part=true normalises {', '.join(names)} one by one, and the samples' parts have no "
+            f"{', '.join(missing)} (they have: {', '.join(rollout.part_names) or 'none'}). A workflow must keep the parts that "
+            "episode.score gives"
+        )
+    return batch.with_(parts_SR=_nan(batch.samples, len(names)))
+
+
+def _nan(*shape: int) -> torch.Tensor:
+    return torch.full(shape, math.nan, dtype=torch.float64)

@@ -1,10 +1,11 @@
 """Kill a training run with SIGKILL at random moments, resume it, and compare with a run that was never interrupted.
 
-usage: python scripts/kill_and_resume.py [--kills 20] [--seed 0] [--steps 8]
+usage: python scripts/kill_and_resume.py [--kills 20] [--seed 0] [--steps 8] [--adaptive]
 
 Every trial starts a real `partita train` process on a tiny random model (float32, a checkpoint after every step), kills it at
 a random moment of its life, and resumes it. Equal means: the same metrics line for line (wall-clock values left out) and the
-same exported weights byte for byte. Exit code 1 if any trial differs.
+same exported weights byte for byte. Exit code 1 if any trial differs. With --adaptive the run also has running statistics, rules
+that move the clip range, the KL and the entropy coefficient, group sizes that follow the prompts, and stages.
 """
 
 import argparse
@@ -47,6 +48,19 @@ reward: {{functions: ["{root}/vowels.py:vowels"]}}
 checkpoint: {{freq_steps: 1}}
 report: {{console: quiet}}
 """
+ADAPTIVE = """
+stages:
+  - {until: {step: 3}, set: {gconfig.max_new_tokens: 8}}
+  - until: {plateau: reward/mean, window: 1, delta: 1.0}
+  - set: {actor.eps_clip_rule: {type: iqr}, train_dataset.batch_size: 3}
+"""
+RULES = (
+    "actor.adv_norm={mean_level: ema, std_level: ema}",
+    "actor.adaptive_entropy={target: 6.0, delta: 0.01}",
+    "actor.kl_loss_coef=0.04",
+    "actor.kl_controller={type: ziegler, target: 0.1, horizon: 50}",
+    "gconfig.adaptive_n={score: variance, max: 8}",
+)
 
 
 def command(*arguments: str) -> subprocess.Popen:
@@ -82,9 +96,9 @@ def difference(got: tuple[list[dict], str], want: tuple[list[dict], str]) -> str
     return ""
 
 
-def trial(config: Path, folder: Path, name: str, delay: float) -> str:
+def trial(words: tuple[str, ...], folder: Path, delay: float) -> str:
     """Kill one run after `delay` seconds and bring it to its end; says where it stood."""
-    process = command("train", str(config), f"trial_name={name}")
+    process = command("train", *words)
     try:
         process.wait(delay)
         return "ended before the kill"
@@ -95,7 +109,7 @@ def trial(config: Path, folder: Path, name: str, delay: float) -> str:
     if (folder / "config.yaml").exists():
         finish(command("train", "--resume", str(folder)))
     else:  # killed before there was a run to resume
-        finish(command("train", str(config), f"trial_name={name}"))
+        finish(command("train", *words))
     return f"killed at {delay:.2f} s, on disk: {', '.join(saved) or 'nothing'}"
 
 
@@ -105,15 +119,17 @@ def main() -> None:
     parser.add_argument("--kills", type=int, default=20)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--steps", type=int, default=8)
+    parser.add_argument("--adaptive", action="store_true")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as temporary:
         root = Path(temporary)
         tiny_model.make(root / "model")
         (root / "vowels.py").write_text(REWARD)
         config = root / "config.yaml"
-        config.write_text(CONFIG.format(root=root, steps=args.steps))
+        config.write_text(CONFIG.format(root=root, steps=args.steps) + (ADAPTIVE if args.adaptive else ""))
+        words = RULES if args.adaptive else ()
         began = time.perf_counter()
-        finish(command("train", str(config), "trial_name=reference"))
+        finish(command("train", str(config), "trial_name=reference", *words))
         life = time.perf_counter() - began
         want = outcome(root / "kills" / "reference")
         first, last = want[0][0], want[0][-1]
@@ -126,7 +142,7 @@ def main() -> None:
             folder = root / "kills" / f"trial{i}"
             # most of a short run is start-up: three kills in four fall into the part that trains
             delay = moments.uniform(0.0, life) if i % 4 == 0 else moments.uniform(0.45 * life, 0.98 * life)
-            said = trial(config, folder, folder.name, delay)
+            said = trial((str(config), f"trial_name={folder.name}", *words), folder, delay)
             problem = difference(outcome(folder), want)
             failures += bool(problem)
             print(f"{i + 1:3d}/{args.kills} {said}: {problem or 'equal'}", flush=True)

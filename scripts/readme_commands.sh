@@ -14,11 +14,12 @@ try partita train examples/quickstart.yaml algorithm=drgrpo "${short[@]}" total_
 try partita train examples/quickstart.yaml train_dataset.path=addition actor.optimizer.lr=1e-5 "${short[@]}" total_train_steps=1 trial_name=addition
 try partita config examples/quickstart.yaml algorithm=dapo > "$runs/config.txt"
 grep -q 'eps_clip_higher: 0.28' "$runs/config.txt"
-try partita explain dapo > "$runs/explain.txt"
-grep -q 'arxiv.org/abs/2503.14476' "$runs/explain.txt"
+try partita explain sapo --against dapo > "$runs/explain.txt"
+grep -q 'arxiv.org/abs/2511.20347' "$runs/explain.txt"
 try partita eval "$runs/quickstart/001" --compare --n 16
 try partita generate "$runs/quickstart/001" --prompt "What is the largest number in this list: 3, 41, 17, 28?"
 try partita train --resume "$runs/quickstart/001" total_train_steps=3
+try partita replay "$runs/quickstart/001" --step 2 --algorithm gspo
 try partita export "$runs/quickstart/001" "$runs/my-model"
 try python -c "from transformers import AutoModelForCausalLM as M; print(M.from_pretrained('$runs/my-model').num_parameters())"
 
@@ -45,3 +46,7 @@ try python3 examples/math/gsm8k_rl.py --config examples/math/gsm8k_grpo.yaml sch
     actor.path=smollm2-135m train_dataset.path=tests/tasks/gsm8k_rows.jsonl output_dir="$runs" \
     total_train_steps=1 train_dataset.batch_size=2 gconfig.n_samples=2 gconfig.max_new_tokens=48
 try python examples/one_file_grpo.py --steps 1
+try partita train examples/stages.yaml output_dir="$runs" total_train_steps=2 train_dataset.batch_size=2 gconfig.n_samples=2
+
+say 'the golden cases'
+python tests/conformance.py tests/golden | tail -n 1

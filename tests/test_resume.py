@@ -14,10 +14,10 @@ STEPS = 8
 
 
 def outcome(folder: Path) -> tuple[list[dict], bytes, dict[str, bytes]]:
-    """Metrics without wall-clock values, exported weights, samples."""
+    """Metrics without wall-clock values, exported weights, samples and the numbers of the steps."""
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     timeless = [{k: v for k, v in x.items() if not k.startswith(("time/", "tokens_per_second"))} for x in lines]
-    samples = {file.name: file.read_bytes() for file in (folder / "samples").iterdir()}
+    samples = {file.name: file.read_bytes() for kept in ("samples", "batches") for file in (folder / kept).iterdir()}
     return timeless, (folder / "export" / "model.safetensors").read_bytes(), samples
 
 
@@ -82,6 +82,29 @@ def test_killed_and_resumed_is_uninterrupted(words, straight: Path, step: int) -
     first = next(line for line in ended.out.splitlines() if line.startswith("step "))
     assert first.split("/")[0].split()[1] == str(1 + (int(saved[-1].removeprefix("step_")) if saved else 0))
     assert outcome(folder) == outcome(straight)
+
+
+# every kind of memory beside the weights: running statistics, rules, sizes of groups, a stage and its plateau
+ADAPTIVE = {
+    "actor__adv_norm": "{mean_level: ema, std_level: ema}",
+    "actor__adaptive_entropy": "{target: 6.0, delta: 0.01}",
+    "actor__kl_controller": "{type: ziegler, target: 0.1, horizon: 50}",
+    "gconfig__adaptive_n": "{score: variance, max: 8}",
+    "stages": "[{until: {step: 3}, set: {gconfig.max_new_tokens: 6}}, {until: {plateau: reward/mean, window: 1, delta: 1.0}}, "
+    "{set: {actor.eps_clip_rule: {type: iqr}, train_dataset.batch_size: 3}}]",
+}
+
+
+@pytest.mark.slow
+def test_killed_and_resumed_is_uninterrupted_with_rules_and_stages(words) -> None:
+    train("grpo", *words("adaptive", **ADAPTIVE))
+    want = outcome(folder_of(words("adaptive")))
+    assert [line["stage"] for line in want[0]] == [0, 0, 0, 1, 1, 2, 2, 2]
+    assert "control/eps_clip/eps" in want[0][-1]
+    for step in (3, 5):  # goes on from step 2, in the first stage, and from step 4, with one value of the plateau
+        folder = kill_after(step, words(f"adaptive{step}", **ADAPTIVE))
+        assert "stages[" in train("--resume", folder).out
+        assert outcome(folder) == want
 
 
 @pytest.mark.slow

@@ -3,15 +3,18 @@
 import pytest
 
 from partita.config import ConfigError
-from partita.run import RunConfig, load_run_config, without_effect
+from partita.run import RunConfig, composed, load_run_config, refuse_untrainable, without_effect
+from partita.train.config import CriticConfig
+
+NONE = frozenset[str]()
 
 
 def config(*words: str) -> RunConfig:
     return load_run_config([], ["total_train_steps=3", *words]).value
 
 
-def idle(*words: str, needs_reference: bool = False, filtered: bool = False, held_out: bool = True) -> list[str]:
-    found = without_effect(config(*words), needs_reference=needs_reference, filtered=filtered, held_out=held_out)
+def idle(*words: str, needs: frozenset[str] = NONE, filtered: bool = False, held_out: bool = True) -> list[str]:
+    found = without_effect(config(*words), needs=needs, filtered=filtered, held_out=held_out)
     return [line.split(":")[0] for line in found]
 
 
@@ -19,7 +22,8 @@ def idle(*words: str, needs_reference: bool = False, filtered: bool = False, hel
     ("words", "asleep", "awake"),
     [
         (["dynamic_bs=true"], "dynamic_bs True", {"filtered": True}),
-        (["ref.dtype=float32"], "ref.dtype float32", {"needs_reference": True}),
+        (["ref.dtype=float32"], "ref.dtype float32", {"needs": frozenset({"kl_full_ref"})}),
+        (["critic.dtype=float32"], "critic", {"needs": frozenset({"values"})}),
         (["actor.optimizer.min_lr_ratio=0.1"], "actor.optimizer.min_lr_ratio 0.1", ["actor.optimizer.lr_scheduler_type=cosine"]),
         (["actor.minibatch_split=spread"], "actor.minibatch_split spread", ["actor.ppo_n_minibatches=2"]),
         (["train_dataset.path=largest", "train_dataset.subset=main"], "train_dataset.subset main", ["train_dataset.path=a/b"]),
@@ -47,3 +51,45 @@ def test_a_seed_that_the_random_numbers_cannot_take_is_refused() -> None:
 
 def test_a_config_that_only_plays_may_be_greedy() -> None:
     assert config("gconfig.temperature=0").gconfig.temperature == 0
+
+
+def test_samples_are_never_stale_here() -> None:
+    assert idle("actor.max_staleness=2") == ["actor.max_staleness 2"]
+
+
+def test_a_critic_is_declared_and_judged_like_an_actor() -> None:
+    words = ["critic.path=somewhere", "critic.optimizer.lr=1e-5", "critic.mb_spec.max_tokens_per_mb=64"]
+    assert config().critic is None
+    critic = config(*words).critic
+    assert isinstance(critic, CriticConfig)
+    assert (critic.path, critic.optimizer.lr, critic.mb_spec.max_tokens_per_mb) == ("somewhere", 1e-5, 64)
+    with pytest.raises(ConfigError, match=r"critic\.optimizer\.lr: must be >= 0, got -1"):
+        config("critic.optimizer.lr=-1")
+
+
+def refused(*words: str, own_workflow: bool = False) -> str:
+    given = config("gconfig.n_samples=4", *words)
+    with pytest.raises(ConfigError) as caught:
+        refuse_untrainable(given, composed(given), own_workflow=own_workflow)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["ppo", "ppo_penalty", "areal_ppo"])
+def test_an_algorithm_with_a_critic_composes_and_says_that_it_is_not_trained(name: str) -> None:
+    message = refused(f"algorithm={name}", "critic={}")
+    assert "actor.credit: gae needs a critic." in message
+    assert "partita explain ppo" in message
+    late = refused("algorithm=grpo", f"stages=[{{until: {{step: 2}}}}, {{set: {{algorithm: {name}}}}}]")
+    assert "stages[1]: with its keys set: actor.credit: gae needs a critic." in late
+
+
+def test_step_rewards_come_from_a_workflow_only() -> None:
+    assert "actor.credit: process needs rewards of single steps" in refused("actor.credit=process")
+    given = config("actor.credit=process")
+    refuse_untrainable(given, composed(given), own_workflow=True)
+
+
+def test_weights_of_reward_functions_reach_the_algorithm() -> None:
+    words = ["gconfig.n_samples=4", "actor.reward_norm={mean_level: group}", "actor.reward_norm_per_part=true"]
+    (stage,) = composed(config(*words), (2.0, 0.5)).stages
+    assert stage.algorithm.shape[0].weights == (2.0, 0.5)  # type: ignore[attr-defined]

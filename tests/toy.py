@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from partita.engine.api import Completion, Request
 from partita.engine.random import uniforms
-from partita.models.packed import Streams
+from partita.models.packed import Against, Streams
 from partita.ops.packing import Packed
 from partita.records import Prompt, StopReason
 from partita.tasks.reward import Scored
@@ -26,10 +26,20 @@ class TableModel(nn.Module):
         super().__init__()
         self.table = nn.Parameter(torch.zeros(VOCABULARY, VOCABULARY, dtype=torch.float64))
 
-    def forward(self, packed: Packed, *, temperature: float, entropy: bool = False) -> Streams:
-        log_TV = (self.table[packed.ids_N[packed.source_T]] / temperature).log_softmax(-1)
+    def forward(
+        self, packed: Packed, *, temperature: float, entropy: bool = False, against: Against | None = None
+    ) -> Streams:
+        def log_softmax(model: "TableModel") -> Tensor:
+            return (model.table[packed.ids_N[packed.source_T]] / temperature).log_softmax(-1)
+
+        log_TV, ref_T, old_T = log_softmax(self), None, None
+        if against is not None and against.reference is not None:
+            ref_T = (log_TV.exp() * (log_TV - log_softmax(against.reference).detach())).sum(-1)
+        if against is not None and against.old is not None:
+            old_TV = log_softmax(against.old).detach()
+            old_T = (old_TV.exp() * (old_TV - log_TV)).sum(-1)
         chosen_T = log_TV.gather(1, packed.target_T[:, None])[:, 0]
-        return Streams(chosen_T, -(log_TV.exp() * log_TV).sum(-1) if entropy else None)
+        return Streams(chosen_T, -(log_TV.exp() * log_TV).sum(-1) if entropy else None, ref_T, old_T)
 
 
 class TableEngine:

@@ -12,6 +12,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from partita.ops.segments import segment_constant
+
 
 class Keep(Protocol):
     """Judges one group. `max_batches` bounds how many prompt batches may be sampled to fill one step."""
@@ -62,4 +64,5 @@ class MixedRewards:
     def __call__(self, reward_K: Tensor) -> bool:
         """False for equal rewards, and for a group without a valid sample."""
         finite_K = reward_K[torch.isfinite(reward_K)]
-        return finite_K.shape[0] > 0 and bool(finite_K.max() > finite_K.min())
+        alike = segment_constant(finite_K, torch.zeros_like(finite_K, dtype=torch.long), 1)
+        return finite_K.shape[0] > 0 and not bool(alike)

@@ -2,17 +2,18 @@
 
 Shapes: N units of a statistic (sequences or tokens), G segments (prompts, or one for the whole batch).
 All in float64. Groups are known by id: they may differ in size and lie in any order.
-Left out: state. Running statistics belong to a controller; a part never remembers.
+Left out: state. Running statistics belong to a controller, which puts their values here; a part never remembers.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from partita.ops.segments import segment_range, segment_sum
+from partita.ops.segments import segment_constant, segment_sum
 
 
 @dataclass(frozen=True)
@@ -53,8 +54,7 @@ def _segments(value_N: Tensor, units: Units, per_group: bool) -> Segments:
         segments=segments,
         value_N=torch.where(units.counted_N, value_N, 0.0),
         single_N=count_N == 1,
-        # by range, not by std: in floating point equal numbers have a std above 0, and dividing by it makes a signal
-        constant_N=(segment_range(value_of, chosen, segments) == 0)[segment_N],
+        constant_N=segment_constant(value_of, chosen, segments)[segment_N],
         count_N=count_N,
     )
 
@@ -83,6 +83,11 @@ class Center:
         centred_N = torch.where(of.constant_N, 0.0, value_N - baseline_N)
         return torch.where(of.single_N, value_N if self.keep_single else 0.0, centred_N)
 
+    def formula(self) -> str:
+        """The baseline."""
+        place = "group" if self.per_group else "batch"
+        return f"mean(the {place}'s others)" if self.leave_one_out else f"mean({place})"
+
 
 @dataclass(frozen=True)
 class Scale:
@@ -108,14 +113,75 @@ class Scale:
         scaled_N = torch.where(of.constant_N, 0.0, value_N / scale_N)
         return torch.where(of.single_N, value_N if self.keep_single else 0.0, scaled_N)
 
+    def formula(self) -> str:
+        """The scale."""
+        of = f"{'group' if self.per_group else 'batch'}{' of raw rewards' if self.of_raw else ''}"
+        return f"sqrt(var({of}) + {self.eps:g})" if self.eps_inside else f"(std({of}) + {self.eps:g})"
+
+
+@dataclass(frozen=True)
+class EmaCenter:
+    """A = r - μ, μ the running mean. No longer relative to the group: an all-wrong group is pushed down."""
+
+    mean: float | None = None
+
+    def __call__(self, value_N: Tensor, units: Units) -> Tensor:
+        """Raises ValueError before its controller has put a mean in place."""
+        return value_N - _given(self.mean, "mean")
+
+    def formula(self) -> str:
+        """The baseline."""
+        return "μ"
+
+
+@dataclass(frozen=True)
+class EmaScale:
+    """A / sqrt(σ² + ε), or A / (σ + ε), σ² the running variance: a group without spread keeps its own centred value."""
+
+    variance: float | None = None
+    eps: float = 1e-5
+    eps_inside: bool = True
+
+    def __call__(self, value_N: Tensor, spread_N: Tensor, units: Units) -> Tensor:
+        """Raises ValueError before its controller has put a variance in place."""
+        variance = _given(self.variance, "variance")
+        return value_N / (math.sqrt(variance + self.eps) if self.eps_inside else math.sqrt(variance) + self.eps)
+
+    def formula(self) -> str:
+        """The scale."""
+        return f"sqrt(σ² + {self.eps:g})" if self.eps_inside else f"(σ + {self.eps:g})"
+
+    @property
+    def of_raw(self) -> bool:
+        """The spread of the batch is not looked at."""
+        return False
+
+
+def _given(value: float | None, name: str) -> float:
+    if value is None:
+        raise ValueError(f"the running {name} is not set: an `ema` level works through its controller only")
+    return value
+
 
 @dataclass(frozen=True)
 class Norm:
     """Centre, then scale. `per_token` takes statistics over tokens, where a long sequence counts for more."""
 
-    center: Center | None
-    scale: Scale | None
+    center: Center | EmaCenter | None
+    scale: Scale | EmaScale | None
     per_token: bool = False
+
+    @property
+    def running(self) -> bool:
+        """Whether statistics of earlier batches are needed."""
+        return isinstance(self.center, EmaCenter) or isinstance(self.scale, EmaScale)
+
+    def formula(self, value: str) -> str:
+        """The normalised value, in symbols."""
+        centred = value if self.center is None else f"{value} - {self.center.formula()}"
+        if self.scale is None:
+            return centred
+        return f"({centred}) / {self.scale.formula()}"
 
     def __call__(self, value_N: Tensor, units: Units) -> Tensor:
         """Normalised values [N] in float64; 0 for units that do not count."""
@@ -133,5 +199,5 @@ def constant_groups(value_S: Tensor, units: Units) -> tuple[Tensor, Tensor]:
     """Which groups [P] hold at least two counted samples of equal value, and which hold any counted sample."""
     chosen, value_of = units.group_N[units.counted_N], value_S[units.counted_N]
     size_P = segment_sum(torch.ones_like(value_of), chosen, units.groups)
-    constant_P = segment_range(value_of, chosen, units.groups) == 0
+    constant_P = segment_constant(value_of, chosen, units.groups)
     return constant_P & (size_P > 1), size_P > 0

@@ -11,6 +11,8 @@ from typing import Protocol
 
 from torch import Tensor
 
+from partita.algo.tokens import present
+from partita.ops.segments import segment_all
 from partita.records import Batch
 
 
@@ -38,6 +40,10 @@ class RowRule(Protocol):
         """What this rule lets each sample do."""
         ...
 
+    def formula(self) -> str:
+        """The rule in words."""
+        ...
+
 
 @dataclass(frozen=True)
 class Truncated:
@@ -60,3 +66,27 @@ class Truncated:
             finished_S | self.has_advantage,
             finished_S | self.in_loss,
         )
+
+    def formula(self) -> str:
+        """What truncation costs."""
+        lost = {"the statistics": self.in_statistics, "advantages": self.has_advantage, "the loss": self.in_loss}
+        return f"truncated samples are left out of {', '.join(name for name, kept in lost.items() if not kept)}"
+
+
+@dataclass(frozen=True)
+class Stale:
+    """A sample with a token sampled more than `limit` versions before the newest samples counts nowhere."""
+
+    limit: int
+
+    def __call__(self, batch: Batch) -> Rows:
+        """The oldest token of a sample decides: a sample may span several versions."""
+        if batch.train_version is None:
+            raise ValueError("a staleness limit needs Batch.train_version, which is not set")
+        lag_T = batch.train_version - 1 - present(batch.version_T, "version_T")
+        fresh_S = segment_all(lag_T <= self.limit, batch.seq_T, batch.samples)
+        return Rows(fresh_S, fresh_S, fresh_S)
+
+    def formula(self) -> str:
+        """The limit."""
+        return f"samples with a token more than {self.limit} versions old are left out"

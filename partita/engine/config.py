@@ -15,10 +15,26 @@ from partita.engine.api import Sampling
 
 
 @dataclass(frozen=True)
+class AdaptiveN:
+    """More completions for prompts that the policy is undecided about, fewer for the others; n_samples on average."""
+
+    min: int = key(2, "fewest completions of a prompt: one alone has nothing to be compared with", ge=2)
+    max: int = key(16, "most completions of a prompt", ge=2)
+    score: Literal["entropy", "variance"] = key(
+        "entropy",
+        "what the completions beyond min are in proportion to, from the prompt's last rollout: entropy per token as "
+        "sampled, or variance of the raw rewards",
+    )
+
+
+@dataclass(frozen=True)
 class GenerationConfig:
     """How completions are sampled."""
 
     n_samples: int = key(1, "completions per prompt", ge=1)
+    adaptive_n: AdaptiveN | None = key(
+        None, "completions per prompt that follow the prompt; a step samples as many as with n_samples for each"
+    )
     max_new_tokens: int = key(256, "most tokens of a completion, its end-of-sequence token included", ge=1)
     min_new_tokens: int = key(0, "no stop token and no stop string ends a completion before this many tokens", ge=0)
     temperature: float = key(1.0, "divides the logits before the softmax; 0 is greedy", ge=0.0)
@@ -36,6 +52,12 @@ class GenerationConfig:
         if self.min_new_tokens > self.max_new_tokens:
             raise ValueError(
                 f"min_new_tokens={self.min_new_tokens} is larger than max_new_tokens={self.max_new_tokens}"
+            )
+        adaptive = self.adaptive_n
+        if adaptive is not None and not adaptive.min <= self.n_samples <= adaptive.max:
+            raise ValueError(
+                f"n_samples={self.n_samples} is the mean over prompts and must lie between adaptive_n.min={adaptive.min} and "
+                f"adaptive_n.max={adaptive.max}"
             )
         if "" in self.stop:
             raise ValueError(f"stop={list(self.stop)} holds an empty string, which every text contains")

@@ -1,4 +1,4 @@
-"""What an evaluation says and how surely: means over prompts with confidence intervals, paired differences, pass@k.
+"""What an evaluation says and how surely: means over prompts with intervals, paired differences, pass@k, maj@k.
 
 Shapes: P prompts, K samples of a prompt (it may differ between prompts).
 A prompt is the unit: samples of one prompt are not independent, so standard errors are those of the prompt means.
@@ -8,8 +8,10 @@ Left out: sampling and grading. A sample whose reward failed has no score and mu
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from fractions import Fraction
 from statistics import NormalDist, stdev
 from typing import Literal
 
@@ -97,6 +99,43 @@ def pass_at_k_over_prompts(correct: Sequence[Sequence[bool]], k: int, *, confide
     # one sample is pass@1, whose prompt means are those of the samples themselves
     estimate = avg_at_k(correct if k == 1 else passed, confidence=confidence)
     return replace(_within(estimate, 0.0, 1.0), samples=sum(len(row) for row in correct))
+
+
+def maj_at_k(answers: Sequence[str | None], gold: str, k: int) -> float:
+    """Chance that the majority answer of k samples, drawn without replacement from these, is `gold`.
+
+    Exact over all C(n, k) subsets (self-consistency, Wang et al. 2022, arXiv 2203.11171, as an expectation). A tie is
+    won by each of its answers with equal chance. None, an answer that could not be parsed, does not vote but is drawn;
+    k of them give 0. Answers are compared as they are: normalise them before. Raises ValueError for k above n, where it
+    is undefined.
+    """
+    n = len(answers)
+    if not 1 <= k <= n:
+        raise ValueError(f"maj@{k} is undefined for {n} samples: k must lie between 1 and the number of samples")
+    votes = Counter(answer for answer in answers if answer is not None)
+    unparsed, right = n - votes.total(), votes.pop(gold, 0)
+    won = Fraction(0)
+    for most in range(1, min(right, k) + 1):
+        drawn = math.comb(right, most)
+        for (others, ties), ways in _drawn_under(votes.values(), most, k - most).items():
+            rest = k - most - others
+            won += Fraction(drawn * ways * math.comb(unparsed, rest), ties + 1)
+    return float(won / math.comb(n, k))
+
+
+def _drawn_under(counts: Iterable[int], most: int, room: int) -> dict[tuple[int, int], int]:
+    """In how many ways at most `room` samples can be drawn from answers that often given, none more than `most` times.
+
+    By how many are drawn and how many answers are drawn exactly `most` times.
+    """
+    ways = {(0, 0): 1}
+    for count in counts:
+        further: Counter[tuple[int, int]] = Counter()
+        for (drawn, ties), way in ways.items():
+            for votes in range(min(count, most, room - drawn) + 1):
+                further[drawn + votes, ties + (votes == most)] += way * math.comb(count, votes)
+        ways = dict(further)
+    return ways
 
 
 def wilson(successes: float, trials: int, *, confidence: float = 0.95) -> tuple[float, float]:

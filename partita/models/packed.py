@@ -22,7 +22,7 @@ from partita.models.attention import Layout
 from partita.models.heads import head_rule
 from partita.models.layout import PackedLayout
 from partita.models.plain import PlainState, decode, hidden_states, prefill
-from partita.ops.logprobs import chunk_tokens, token_logprobs
+from partita.ops.logprobs import Side, chunk_tokens, full_kl, token_logprobs
 from partita.ops.packing import Packed
 
 Kind = Literal["packed", "plain"]
@@ -30,10 +30,24 @@ Kind = Literal["packed", "plain"]
 
 @dataclass(frozen=True)
 class Streams:
-    """What a forward gives for every trained token, float32 (float64 for float64 models)."""
+    """What a forward gives for every trained token, float32 (float64 for float64 models), in nats.
+
+    kl_full_ref_T is KL(π ‖ reference) and kl_full_old_T is KL(old ‖ π), both over the whole vocabulary; only π, the
+    model itself, gets a gradient. None where the forward was not asked for it.
+    """
 
     logprobs_T: Tensor
     entropy_T: Tensor | None = None
+    kl_full_ref_T: Tensor | None = None
+    kl_full_old_T: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class Against:
+    """Frozen models whose whole distributions a forward compares with its own; they run in the same micro-batch."""
+
+    reference: PackedModel | None = None
+    old: PackedModel | None = None
 
 
 class PackedModel(nn.Module):
@@ -67,30 +81,52 @@ class PackedModel(nn.Module):
         """Where the weights are."""
         return next(self.lm.parameters()).device
 
-    def forward(self, packed: Packed, *, temperature: float, entropy: bool = False) -> Streams:
-        """Log-probs (and entropies) of the trained tokens under the full softmax at `temperature`, nats.
+    def forward(
+        self, packed: Packed, *, temperature: float, entropy: bool = False, against: Against | None = None
+    ) -> Streams:
+        """Log-probs (and entropies) of the trained tokens under the full softmax at `temperature`, and their divergence
+        from the models of `against`.
 
-        Works under autocast; `packed` may lie on another device than the weights.
+        Works under autocast; `packed` may lie on another device than the weights. Raises ValueError for a model of
+        another vocabulary.
         """
-        device = self.device
-        target_T = packed.target_T.to(device)
-        if self.kind == "packed":
-            hidden_TD = self._hidden(packed, device)
-        else:
-            hidden_TD = hidden_states(self.lm, packed, padded=self.padded, logits=not self.known_head)
-        head = self._head if self.known_head else _identity
+        own, chunk = self._side(packed), chunk_tokens(self.vocabulary)
+        target_T = packed.target_T.to(self.device)
         logprobs_T, entropy_T = token_logprobs(
-            head, hidden_TD, target_T, chunk=chunk_tokens(self.vocabulary), temperature=temperature, entropy=entropy
+            own.head, own.hidden_TD, target_T, chunk=chunk, temperature=temperature, entropy=entropy
         )
-        return Streams(logprobs_T, entropy_T)
+        ref_T = old_T = None
+        if against is not None and against.reference is not None:
+            ref_T = full_kl(own, self._fixed(against.reference, packed), chunk=chunk, temperature=temperature)
+        if against is not None and against.old is not None:
+            old_T = full_kl(self._fixed(against.old, packed), own, chunk=chunk, temperature=temperature)
+        return Streams(logprobs_T, entropy_T, ref_T, old_T)
 
     @property
     def vocabulary(self) -> int:
         """V, the width of the head."""
         return self.lm.get_output_embeddings().weight.shape[0]
 
+    def _side(self, packed: Packed, fixed: bool = False) -> Side:
+        """The head, and the hidden states [T, D] that predict the trained tokens."""
+        with torch.set_grad_enabled(torch.is_grad_enabled() and not fixed):
+            if self.kind == "packed":
+                hidden_TD = self._hidden(packed, self.device)
+            else:
+                hidden_TD = hidden_states(self.lm, packed, padded=self.padded, logits=not self.known_head)
+        return Side(self._head if self.known_head else _identity, hidden_TD, fixed)
+
+    def _fixed(self, other: PackedModel, packed: Packed) -> Side:
+        """Another model as the constant side of a divergence."""
+        if other.vocabulary != self.vocabulary:
+            raise ValueError(
+                f"{other.lm.name_or_path} gives logits of {other.vocabulary} tokens and {self.lm.name_or_path} of "
+                f"{self.vocabulary}: a divergence over the whole vocabulary needs one vocabulary. Take another reference, or "
+                "an estimator that looks at the sampled tokens only"
+            )
+        return other._side(packed, fixed=True)
+
     def _hidden(self, packed: Packed, device: torch.device) -> Tensor:
-        """Hidden states [T, D] that predict the trained tokens."""
         hidden_ND = self.backbone(
             input_ids=packed.ids_N[None].to(device),
             position_ids=packed.position_N[None].to(device),

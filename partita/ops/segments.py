@@ -31,14 +31,18 @@ def segment_all(flag_N: Tensor, segment_N: Tensor, segments: int) -> Tensor:
     return failed_G.index_add(0, segment_N, (~flag_N).long()) == 0
 
 
-def segment_range(value_N: Tensor, segment_N: Tensor, segments: int) -> Tensor:
-    """Maximum minus minimum per segment, in float64; 0 for an empty segment.
+SAME = 1e-9
+"""Numbers closer than this, relative to the larger of 1 and their size, count as equal: 0.1 + 0.2 and 0.3."""
 
-    The exact test for "all equal": a standard deviation of equal, non-dyadic numbers is not zero (eight float32
-    values of 0.7 have a mean that is not 0.7).
+
+def segment_constant(value_N: Tensor, segment_N: Tensor, segments: int) -> Tensor:
+    """Whether all values of a segment are equal, up to the last digits of their computation; True for an empty one.
+
+    By their range: a standard deviation of equal, non-dyadic numbers is not zero (eight float32 values of 0.7 have a
+    mean that is not 0.7), and one that is divided by makes a signal of nothing.
     """
     value_N = value_N.to(torch.float64)
     empty_G = torch.zeros(segments, dtype=torch.float64, device=value_N.device)
     high_G = empty_G.scatter_reduce(0, segment_N, value_N, "amax", include_self=False)
     low_G = empty_G.scatter_reduce(0, segment_N, value_N, "amin", include_self=False)
-    return high_G - low_G
+    return high_G - low_G <= SAME * torch.maximum(high_G.abs(), low_G.abs()).clamp(min=1)

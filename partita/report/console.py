@@ -86,6 +86,11 @@ class Console:
             self._print(sample_lines(self.view.step, sample))
         self._refresh()
 
+    def note(self, text: str) -> None:
+        """Show a line about the run itself, above the live view where there is one."""
+        if self.mode != "quiet":
+            self._print([clean(text)], style="bold" if self.mode == "live" else "")
+
     def warn(self, text: str) -> None:
         """Show a warning; the live view counts equal ones."""
         text = clean(text)

@@ -18,7 +18,7 @@ from partita.records import Group
 from partita.report.config import ReportConfig
 from partita.report.console import Console
 from partita.report.records import RunSummary, StepRecord, sample_rows, view_group
-from partita.report.sinks import SampleSink, Sink, open_sinks, read_metrics, write_atomic
+from partita.report.sinks import BATCHES, BatchSink, SampleSink, Sink, open_sinks, read_metrics, write_atomic
 from partita.report.svg import curve_svg
 
 
@@ -34,12 +34,16 @@ class RunFacts:
 
 
 class Reporter:
-    """Owns the files of a run's report and its console. Touches no file before `start`."""
+    """Owns the files of a run's report and its console. Touches no file before `start`.
+
+    batches: takes the numbers of each step after `step`; None where none are kept, and before `start`.
+    """
 
     def __init__(self, config: ReportConfig, run: RunFacts) -> None:
         self.config, self.run = config, run
         self.sinks: list[Sink] = []
         self.samples: SampleSink | None = None
+        self.batches: BatchSink | None = None
         self.console = Console(config.console, run.total_steps, run.title, sample_every=config.sample_every)
         self._warned = warnings.showwarning
 
@@ -56,6 +60,8 @@ class Reporter:
             run.folder / "samples",
             every=config.save_samples_every, compress=config.compress_samples, resume_step=run.resume_step,
         )  # fmt: skip
+        batches = BatchSink(run.folder / BATCHES, keep=config.keep_batches, resume_step=run.resume_step)
+        self.batches = None if config.keep_batches == 0 else batches
         warnings.showwarning = lambda message, *_, **__: self.console.warn(str(message))
         self.console.start(facts, read_metrics(self.run.folder / "metrics.jsonl"))
 

@@ -1,4 +1,4 @@
-"""Where a run's records are kept: one strict-JSON line per step, one file of samples per step, and the trackers.
+"""Where a run's records are kept: one strict-JSON line per step, files of samples and numbers per step, the trackers.
 
 A run that is killed and resumed leaves the same files as one that is not: what was written after the step it resumes
 from is removed when a sink opens. Left out: the console, which keeps nothing.
@@ -16,11 +16,17 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Protocol
 
+from safetensors.torch import save
+from torch import Tensor
+
 from partita.report.config import ReportConfig
 from partita.report.records import StepRecord
 from partita.report.trackers import open_tracker
 
 SAMPLE_FILE = re.compile(r"step_(\d+)\.jsonl(?:\.gz)?")
+BATCH_FILE = re.compile(r"step_(\d+)\.safetensors")
+BATCHES, HEADER = "batches", "partita"
+"""The folder of batch files, and the one entry of their metadata. The library writes several in any order."""
 
 
 class ReportFileError(ValueError):
@@ -102,9 +108,8 @@ class SampleSink:
 
     def __init__(self, folder: Path, *, every: int = 1, compress: bool = False, resume_step: int = 0) -> None:
         self.folder, self.every, self.suffix = folder, every, ".jsonl.gz" if compress else ".jsonl"
-        for path in folder.iterdir() if folder.is_dir() else ():
-            match = SAMPLE_FILE.fullmatch(path.name)
-            if match and int(match[1]) > resume_step:
+        for step, path in numbered(folder, SAMPLE_FILE):
+            if step > resume_step:
                 path.unlink()
 
     def due(self, step: int) -> bool:
@@ -119,6 +124,37 @@ class SampleSink:
         # mtime 0: the same samples give the same bytes
         write_atomic(path, gzip.compress(data, mtime=0) if self.suffix.endswith(".gz") else data)
         return path
+
+
+class BatchSink:
+    """The numbers of a step as `step_000012.safetensors`, tensors beside a header of strict JSON; complete or absent.
+
+    The newest `keep` steps stay, all of them for None. Files after `resume_step` are removed when it opens.
+    """
+
+    def __init__(self, folder: Path, *, keep: int | None = None, resume_step: int = 0) -> None:
+        self.folder, self.keep = folder, keep
+        for step, path in numbered(folder, BATCH_FILE):
+            if step > resume_step:
+                path.unlink()
+
+    def write(self, step: int, tensors: Mapping[str, Tensor], header: Mapping[str, Any]) -> Path:
+        """Write one step, remove those that are no longer kept, and return the file."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        path = self.folder / f"step_{step:06d}.safetensors"
+        # copies: two streams may be one tensor, which the format refuses
+        own = {name: value.detach().cpu().contiguous().clone() for name, value in tensors.items()}
+        write_atomic(path, save(own, {HEADER: strict_json(header)}))
+        for old, file in numbered(self.folder, BATCH_FILE):
+            if self.keep is not None and old <= step - self.keep:
+                file.unlink()
+        return path
+
+
+def numbered(folder: Path, name: re.Pattern[str]) -> list[tuple[int, Path]]:
+    """The files of a folder whose whole name matches, each with the step in its name, the first step first."""
+    found = [(name.fullmatch(path.name), path) for path in folder.iterdir()] if folder.is_dir() else []
+    return sorted((int(match[1]), path) for match, path in found if match)
 
 
 def read_samples(path: Path) -> list[dict[str, Any]]:

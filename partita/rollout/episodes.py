@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate
 from typing import Protocol
 
 from partita.engine.api import Completion, Draw, Engine, Request, Sampling
@@ -40,12 +41,14 @@ class Setting:
     stream: int
 
 
-async def play(setting: Setting, prompts: Sequence[tuple[int, Prompt]], n_samples: int) -> list[Group]:
-    """A group of `n_samples` for each (serial, prompt), in the order given. Draws depend on (seed, stream, serial,
-    sample, call) only. The first failure ends all of them.
+async def play(setting: Setting, prompts: Sequence[tuple[int, Prompt]], n_samples: int | Sequence[int]) -> list[Group]:
+    """A group for each (serial, prompt), in the order given, of `n_samples` samples or of as many as stand at its place.
+
+    Draws depend on (seed, stream, serial, sample, call) only. The first failure ends all of them.
     """
+    sizes = [n_samples] * len(prompts) if isinstance(n_samples, int) else n_samples
     rounds = Rounds(setting.engine)
-    rounds.enter(len(prompts) * n_samples)
+    rounds.enter(sum(sizes))
 
     async def one(prompt: Prompt, draw: Draw) -> Sample:
         try:
@@ -55,12 +58,13 @@ async def play(setting: Setting, prompts: Sequence[tuple[int, Prompt]], n_sample
 
     samples = await together(
         one(prompt, Draw(setting.seed, setting.stream, serial, k))
-        for serial, prompt in prompts
-        for k in range(n_samples)
+        for (serial, prompt), size in zip(prompts, sizes, strict=True)
+        for k in range(size)
     )
+    ends = list(accumulate(sizes))
     return [
-        Group(serial, prompt, samples[i * n_samples : (i + 1) * n_samples])
-        for i, (serial, prompt) in enumerate(prompts)
+        Group(serial, prompt, samples[end - size : end])
+        for (serial, prompt), size, end in zip(prompts, sizes, ends, strict=True)
     ]
 
 

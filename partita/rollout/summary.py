@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 
 from partita.records import Group, Sample
 from partita.report.metrics import Metrics
+from partita.rollout.rollouts import Taken
 
 
 def summarise(groups: Sequence[Group]) -> Metrics:
@@ -20,10 +21,22 @@ def summarise(groups: Sequence[Group]) -> Metrics:
     _mean(metrics, "reward/error_share", (sample.status == "reward_error" for sample in samples))
     _mean(metrics, "truncated", (sample.stop_reason == "length" for sample in samples))
     _mean(metrics, "zero_variance_groups", (is_zero_variance(group) for group in groups))
+    metrics.observe("samples_per_group/mean", (len(group.samples) for group in groups))
     metrics.observe("response_length/mean", (sample.length for sample in samples))
     for kind, members in _kinds(samples).items():
         _mean(metrics, f"response_length/{kind}", (sample.length for sample in members))
     metrics.count("response_tokens", sum(sample.length for sample in samples))
+    return metrics
+
+
+def summarise_taken(taken: Taken) -> Metrics:
+    """`summarise` of all groups of a step, and what became of them: `groups/retried` counts discarded attempts."""
+    metrics = summarise(taken.started)
+    metrics.put("rollout_rounds", taken.rounds)
+    metrics.count("groups/started", len(taken.started))
+    metrics.count("groups/dropped", len(taken.dropped))
+    metrics.count("groups/retried", len(taken.discarded))
+    metrics.put("prompts_used", taken.prompts_before + len(taken.started) - len(taken.discarded))
     return metrics
 
 

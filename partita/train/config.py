@@ -1,4 +1,4 @@
-"""Config sections of the learner: `actor` (with the algorithm's keys), `ref`, and the optimizer.
+"""Config sections of the learner: `actor` (with the algorithm's keys), `ref`, `critic`, and the optimizer.
 
 Left out: what the algorithm keys mean. `algo.keys` declares them; `actor` only carries them beside the model.
 """
@@ -86,3 +86,13 @@ class RefConfig:
 
     path: str | None = key(None, "its model; null is the starting policy")
     dtype: Precision = key("auto", "precision of its weights and forward pass")
+
+
+@dataclass(frozen=True)
+class CriticConfig:
+    """The critic of `actor.credit: gae`: a model that predicts what is still to be won from each token on."""
+
+    path: str | None = key(None, "its model; null is the starting policy")
+    dtype: Precision = key("auto", "precision of its forward pass; master weights are float32")
+    optimizer: OptimizerConfig = key_factory(OptimizerConfig, "its optimizer")
+    mb_spec: MicroBatchConfig = key_factory(MicroBatchConfig, "its micro-batches")

@@ -1,4 +1,4 @@
-"""Helpers of these tests: golden files, padded fixtures packed into batches, and random batches of ragged groups."""
+"""Helpers of these tests: golden files, padded fixtures packed into batches, tokens by hand, and random batches."""
 
 import json
 from collections.abc import Callable
@@ -7,8 +7,10 @@ from typing import Any
 
 import pytest
 import torch
+from properties.batches import random_batch
 from torch import Tensor
 
+from partita.algo.tokens import Current, Tokens, live_tokens
 from partita.records import Batch
 
 GOLDEN = Path(__file__).parent.parent / "golden"
@@ -73,27 +75,31 @@ def read(name: str) -> dict[str, Any]:
     return numbers(json.loads((GOLDEN / f"{name}.json").read_text()))
 
 
-def random_batch(seed: int = 0, dtype: torch.dtype = torch.float64, spread: float = 0.3) -> Batch:
-    """Seven samples of three prompts of sizes 4, 2 and 1 whose rows are interleaved; one sample has no token."""
-    generator = torch.Generator().manual_seed(seed)
-    length_S = torch.tensor([4, 2, 3, 0, 6, 1, 5])
-    seq_T = torch.repeat_interleave(torch.arange(7), length_S)
-    total = int(length_S.sum())
+def tokens_by_hand(
+    log_ratios: list[float], *, advantages: list[float] | None = None, lengths: list[int] | None = None, **streams: Any
+) -> tuple[Tokens, Tensor]:
+    """Tokens [T] of weight 1 with these log-ratios over a policy of log-prob -1, and the log-probs they are made of.
 
-    def noise() -> Tensor:
-        return torch.randn(total, generator=generator, dtype=torch.float64).mul(spread)
+    lengths: of the samples, by default one sample. `streams` adds or replaces streams of the batch.
+    """
+    total = len(log_ratios)
+    lengths = [total] if lengths is None else lengths
+    logprobs_T = (torch.tensor(log_ratios, dtype=torch.float64) - 1.0).requires_grad_()
+    no_S = torch.zeros(len(lengths), dtype=torch.bool)
+    given: dict[str, Any] = {
+        "seq_T": torch.repeat_interleave(torch.arange(len(lengths)), torch.tensor(lengths)),
+        "prompt_S": torch.zeros(len(lengths), dtype=torch.long), "reward_S": torch.zeros(len(lengths)),
+        "truncated_S": no_S, "valid_S": ~no_S, "weight_T": torch.ones(total, dtype=torch.float64),
+        "advantages_T": torch.tensor([1.0] * total if advantages is None else advantages, dtype=torch.float64),
+    }  # fmt: skip
+    prox_T = torch.full((total,), -1.0, dtype=torch.float64)
+    return live_tokens(Batch(**(given | streams)), Current(logprobs_T), prox_T), logprobs_T
 
-    prox_T = noise() - 1.5
-    return Batch(
-        seq_T=seq_T,
-        prompt_S=torch.tensor([9, 4, 9, 9, 4, 2, 9]),
-        reward_S=torch.tensor([1.0, 0.0, 0.0, 1.0, 1.0, 1.0, 0.5]),
-        truncated_S=torch.tensor([False, False, False, False, True, False, False]),
-        valid_S=torch.ones(7, dtype=torch.bool),
-        prox_T=prox_T.to(dtype),
-        behaviour_T=(prox_T + noise() / 10).to(dtype),
-        ref_T=(prox_T + noise()).to(dtype),
-    )
+
+@pytest.fixture
+def by_hand() -> Callable[..., tuple[Tokens, Tensor]]:
+    """Makes tokens with given log-ratios."""
+    return tokens_by_hand
 
 
 @pytest.fixture

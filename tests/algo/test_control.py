@@ -1,12 +1,15 @@
-"""Controllers: applied in order, observed at their moment, logged and resumed."""
+"""Controllers: applied in order, observed at their moment, logged and resumed; and what rules share."""
 
+import math
 from dataclasses import dataclass, replace
 
 import pytest
 
 from partita.algo.compose import compose
-from partita.algo.control import Controls
-from partita.algo.explain import keys_of
+from partita.algo.control import Bounds, Controls, finite, with_coef
+from partita.algo.penalty import EntropyBonus, KlLoss
+from partita.algo.presets import keys_of
+from partita.ops.divergence import k3
 
 
 @dataclass
@@ -68,3 +71,24 @@ def test_a_checkpoint_of_other_controllers_is_refused():
         Controls().load_state_dict({"kl": {"coef": 0.1}})
     with pytest.raises(ValueError, match="distinct names"):
         Controls((DoubleWhenFar(0.1, 0.1), DoubleWhenFar(0.2, 0.1)))
+
+
+def test_a_value_is_held_within_closed_bounds():
+    bounds = Bounds(0.1, 0.3)
+    assert [bounds(value) for value in (-math.inf, 0.1, 0.2, 0.3, math.inf)] == [0.1, 0.1, 0.2, 0.3, 0.3]
+    assert bounds.inside(0.3, "eps") == 0.3
+    with pytest.raises(ValueError, match=r"eps: the start 0\.31 is outside its bounds, 0\.1 to 0\.3"):
+        bounds.inside(0.31, "eps")
+
+
+def test_metrics_are_all_there_or_none():
+    assert finite({"a": 1.0, "b": 0.0, "c": math.nan}, "b", "a") == (0.0, 1.0)
+    assert finite({"a": 1.0, "c": math.nan}, "a", "c") is None
+    assert finite({"a": 1.0}, "a", "b") is None
+
+
+def test_one_kind_of_coefficient_is_replaced():
+    parts = (KlLoss(0.1, k3), EntropyBonus(0.2))
+    assert with_coef(parts, EntropyBonus, 0.5) == (parts[0], EntropyBonus(0.5))
+    with pytest.raises(ValueError, match="no KlLoss whose coefficient could be set"):
+        with_coef(parts[1:], KlLoss, 0.5)

@@ -35,3 +35,16 @@ def test_outcomes_and_graded_rewards(rewards, by_outcome, by_reward):
 def test_the_threshold_says_what_is_correct():
     assert MixedOutcomes(3, correct_threshold=0.5)(torch.tensor([0.2, 0.5]))
     assert MixedOutcomes(3).max_batches == 3
+
+
+def test_equal_rewards_are_equal_whatever_a_standard_deviation_would_say():
+    group = torch.full((8,), 0.7, dtype=torch.float32)
+    assert float(group.std()) > 0 or float(group.mean()) != float(group[0])  # the residue that must not count
+    assert not MixedRewards(10)(group)
+    assert MixedRewards(10)(torch.tensor([0.7] * 7 + [0.7000001], dtype=torch.float64))  # and a real difference does
+
+
+def test_what_a_length_penalty_does_to_an_all_wrong_group_is_not_judged():
+    raw, shaped = torch.zeros(3), torch.tensor([0.0, -0.5, -1.0])
+    assert not MixedOutcomes(10)(raw)
+    assert MixedRewards(10)(shaped)  # which is why filters are given raw rewards

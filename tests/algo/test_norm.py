@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from partita.algo.norm import Center, Norm, Scale, Units, constant_groups
+from partita.algo.norm import Center, EmaCenter, EmaScale, Norm, Scale, Units, constant_groups
 from partita.ops.segments import dense_ids
 
 EPS = 1e-6
@@ -147,3 +147,65 @@ def test_leave_one_out_excludes_the_sample_itself(close, rewards, expected):
     found = normal(Norm(LOO, None), rewards, [0] * len(rewards))
     close(found, expected)
     assert abs(float(found.sum())) < 1e-12
+
+
+# ---- eps, its place, and whose deviation
+
+
+def test_where_eps_stands_and_what_the_deviation_is_of(close):
+    values, ids = [3.0, 1.0, 10.0, 10.0], [0, 0, 1, 1]  # centred by group: 1, -1, 0, 0
+    raw = torch.tensor(values).double().std()
+    for scale, divisor in (
+        (Scale(per_group=False, eps=0.5), (2 / 3) ** 0.5 + 0.5),
+        (Scale(per_group=False, eps=0.5, eps_inside=True), (2 / 3 + 0.5) ** 0.5),
+        (Scale(per_group=False, eps=0.5, unbiased=False), 0.5**0.5 + 0.5),
+        (Scale(per_group=False, eps=0.5, of_raw=True), float(raw) + 0.5),
+        (Scale(per_group=True, eps=0.5), 2**0.5 + 0.5),
+    ):
+        close(normal(Norm(GROUP, scale), values, ids), [1 / divisor, -1 / divisor, 0.0, 0.0])
+
+
+def test_a_scale_without_a_centre(close):
+    close(normal(Norm(None, Scale(per_group=True, eps=0.0)), [3.0, 1.0], [0, 0]), [3 / 2**0.5, 1 / 2**0.5])
+
+
+def test_leave_one_out_over_the_batch(close):
+    close(normal(Norm(Center(per_group=False, leave_one_out=True), None), [3, 0, 0, 1], [0, 0, 1, 1]),
+          [3 - 1 / 3, -4 / 3, -4 / 3, 1 - 1.0])  # fmt: skip
+
+
+# ---- running statistics
+
+
+def test_running_numbers_in_place_of_the_batch_s(close):
+    norm = Norm(EmaCenter(0.25), EmaScale(0.75, eps=0.25, eps_inside=True))
+    assert norm.running
+    close(normal(norm, [1.25, 0.25, -0.75], [0, 0, 1]), [1.0, 0.0, -1.0])
+    close(normal(Norm(EmaCenter(0.25), EmaScale(0.25, eps=0.5, eps_inside=False)), [1.25], [0]), [1.0])
+
+
+def test_a_running_deviation_alone_keeps_the_group_s_zero(close):
+    norm = Norm(GROUP, EmaScale(4.0, eps=0.0))
+    assert norm.running
+    close(normal(norm, [1.0, 0.0, 0.7, 0.7], [0, 0, 1, 1]), [0.25, -0.25, 0.0, 0.0])
+
+
+def test_values_that_do_not_count_get_no_running_baseline():
+    norm = Norm(EmaCenter(0.25), EmaScale(0.75))
+    assert normal(norm, [float("nan"), 1.0], [0, 0], torch.tensor([False, True]))[0] == 0.0
+
+
+def test_running_numbers_must_be_set_before_they_are_used():
+    with pytest.raises(ValueError, match="running mean is not set"):
+        normal(Norm(EmaCenter(), None), [1.0], [0])
+    with pytest.raises(ValueError, match="running variance is not set"):
+        normal(Norm(None, EmaScale()), [1.0], [0])
+    assert not Z.running
+
+
+def test_formulas_say_level_and_eps():
+    assert Z.formula("r_i") == "(r_i - mean(group)) / (std(group) + 1e-06)"
+    assert "others" in Norm(LOO, None).formula("r_i")
+    raw = Norm(None, Scale(per_group=False, eps=0.1, eps_inside=True, of_raw=True)).formula("r")
+    assert all(word in raw for word in ("sqrt", "batch", "raw", "0.1"))
+    assert all(word in Norm(EmaCenter(), EmaScale(eps=0.1)).formula("r") for word in ("r - μ", "sqrt(σ² + 0.1)"))

@@ -1,10 +1,12 @@
-"""Denominators: one per optimizer step, whatever the micro-batches, and for rows without tokens."""
+"""Denominators: one per optimizer step, whatever the micro-batches, and for samples without a token in the loss."""
 
 import pytest
 import torch
 
 from partita.algo.compose import compose
 from partita.algo.keys import AlgorithmKeys
+from partita.algo.reduce import PromptTokenMean, SeqMeanTokenMean, SeqMeanTokenSum, TokenMean
+from partita.algo.tokens import Current
 
 
 def weights(padded, lengths, mode="token_mean", **inputs):
@@ -26,16 +28,30 @@ def test_token_mean_over_micro_batches_of_one_and_three_tokens(padded):
     assert float(sum(parts)) == pytest.approx(3.0)  # a mean of means would be 4
 
 
-@pytest.mark.parametrize("pieces", [1, 2, 4, 8])
-def test_accumulation_does_not_divide_twice(padded, pieces):
-    batch = weights(padded, [3, 1, 4, 1, 5, 2, 6, 5], **rewards(8))
-    loss_T = torch.arange(27.0)
-    size = 8 // pieces
-    total = torch.zeros(())
-    for start in range(0, 8, size):
-        chosen = list(range(start, start + size))
-        total += (batch.select(chosen).weight_T * loss_T[torch.isin(batch.seq_T, torch.tensor(chosen))]).sum()
-    assert float(total) == pytest.approx(13.0)
+@pytest.mark.parametrize("mode", ["token_mean", "seq_mean_token_mean", "seq_mean_token_sum_norm"])
+def test_an_update_does_not_depend_on_the_pieces_it_is_accumulated_from(padded, mode):
+    """One optimizer step at rate 1 on eight samples: dividing once more by the pieces would shrink it."""
+    batch = weights(padded, [3, 1, 4, 1, 5, 2, 6, 5], mode, **rewards(8)).with_(
+        advantages_T=torch.arange(27.0).double()
+    )
+    algorithm = compose(AlgorithmKeys(loss_agg_mode=mode, gate="open"), n_samples=8, max_new_tokens=8)
+    updates, losses = [], []
+    for pieces in (1, 2, 4, 8):
+        policy_T = torch.zeros(27, dtype=torch.float64, requires_grad=True)
+        optimizer, total = torch.optim.SGD([policy_T], lr=1.0), 0.0
+        for start in range(0, 8, 8 // pieces):
+            chosen = list(range(start, start + 8 // pieces))
+            value = algorithm.loss(
+                batch.select(chosen), Current(policy_T[torch.isin(batch.seq_T, torch.tensor(chosen))])
+            ).value
+            value.backward()
+            total += value.item()
+        optimizer.step()
+        updates.append(policy_T.detach())
+        losses.append(total)
+    assert float(updates[0].abs().max()) > 0.1
+    assert all(torch.equal(update, updates[0]) for update in updates)
+    assert losses == pytest.approx([losses[0]] * 4)
 
 
 @pytest.mark.parametrize("split", [[[0], [1, 2, 3, 4, 5, 6, 7]], [[0, 1], [2, 3, 4, 5, 6, 7]], [list(range(8))]])
@@ -65,3 +81,29 @@ def test_invalid_samples_are_in_no_denominator(padded, mode):
     alone = algorithm.weights(padded({"mask": [mask[0], mask[2]], "rewards": [0.0] * 2}).batch())
     assert batch.weight_T[[0, 1, 5]].tolist() == alone.weight_T.tolist()
     assert batch.weight_T[2:5].tolist() == [0.0] * 3
+
+
+@pytest.mark.parametrize(
+    ("mode", "with_empty", "without"),
+    [
+        ("token_mean", [1 / 3] * 3, [1 / 3] * 3),
+        ("seq_mean_token_mean", [1 / 6, 1 / 6, 1 / 3], [1 / 4, 1 / 4, 1 / 2]),
+        ("seq_mean_token_sum", [1 / 3] * 3, [1 / 2] * 3),
+        ("seq_mean_token_sum_norm", [1 / 24] * 3, [1 / 16] * 3),
+        ("prompt_token_mean", [1 / 6] * 3, [1 / 3] * 3),
+    ],
+)
+def test_samples_and_prompts_without_a_token_count_unless_they_are_not_to(padded, mode, with_empty, without):
+    inputs = {"mask": [[1.0, 1.0], [1.0, 0.0], [0.0, 0.0]], "rewards": [0.0] * 3, "group_ids": [0, 0, 1]}
+    for count, expected in ((True, with_empty), (False, without)):
+        keys = AlgorithmKeys(loss_agg_mode=mode, count_empty_rows=count)
+        batch = compose(keys, n_samples=2, max_new_tokens=8).weights(padded(inputs).batch())
+        assert batch.weight_T.tolist() == pytest.approx(expected)
+
+
+def test_formulas_say_the_constant():
+    assert SeqMeanTokenSum().formula() == "1/N Σ_i Σ_t"
+    assert SeqMeanTokenSum(64.0).formula() == "1/(N·64) Σ_i Σ_t"
+    assert (
+        len({part.formula() for part in (TokenMean(), SeqMeanTokenMean(), SeqMeanTokenSum(), PromptTokenMean())}) == 4
+    )

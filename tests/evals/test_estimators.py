@@ -9,6 +9,7 @@ import pytest
 
 from partita.evals.estimators import (
     avg_at_k,
+    maj_at_k,
     paired_difference,
     pass_at_k,
     pass_at_k_over_prompts,
@@ -42,6 +43,54 @@ def test_pass_at_k_is_the_share_of_subsets_with_a_right_one(n: int, c: int) -> N
 def test_pass_at_k_refuses_impossible_numbers(n: int, c: int, k: int) -> None:
     with pytest.raises(ValueError, match="pass@"):
         pass_at_k(n, c, k)
+
+
+def majority_of(subset: tuple[str | None, ...], gold: str) -> float:
+    votes = {answer: subset.count(answer) for answer in subset if answer is not None}
+    leaders = [answer for answer, count in votes.items() if count == max(votes.values())]
+    return 1 / len(leaders) if gold in leaders else 0.0
+
+
+def test_maj_at_k_golden() -> None:
+    golden = json.loads((GOLDEN.parent / "metric_maj_at_k.json").read_text())
+    answers, k = golden["inputs"]["answers"], golden["config"]["k"]
+    for gold, expected in ((golden["inputs"]["gold"], "maj_at_k"), ("7", "maj_gold7")):
+        found = [maj_at_k(answers, gold, one) for one in k]
+        assert found == pytest.approx(golden["expected"][expected], abs=golden["tolerance"])
+
+
+@pytest.mark.parametrize(
+    "answers",
+    [
+        ["a", "a", "b", "c", "b", "a", "d"],
+        ["a", None, "b", None, "a", "b"],
+        [None, None, "a"],
+        ["b", "b", "b"],
+        ["a", "b", "c", "d", "e"],
+        [None, None],
+    ],
+)
+def test_maj_at_k_is_the_mean_over_all_subsets(answers: list[str | None]) -> None:
+    for k in range(1, len(answers) + 1):
+        subsets = list(itertools.combinations(answers, k))
+        for gold in ("a", "b", "z"):
+            mean = sum(majority_of(subset, gold) for subset in subsets) / len(subsets)
+            assert maj_at_k(answers, gold, k) == pytest.approx(mean, abs=1e-12)
+
+
+def test_maj_at_k_by_hand() -> None:
+    assert maj_at_k(["a", "b"], "a", 2) == 0.5  # a tie is shared
+    assert maj_at_k(["a", None], "a", 2) == 1.0  # what cannot be parsed does not vote
+    assert maj_at_k(["a", None, None], "a", 2) == pytest.approx(2 / 3)  # but it is drawn
+    assert maj_at_k([None, None], "a", 2) == 0.0
+    assert maj_at_k(["a"] * 40 + ["b"] * 60, "a", 100) == 0.0
+    assert sum(maj_at_k([str(i % 7) for i in range(64)], str(gold), 32) for gold in range(7)) == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize("k", [0, 3, -1])
+def test_maj_at_k_refuses_more_votes_than_samples(k: int) -> None:
+    with pytest.raises(ValueError, match=f"maj@{k} is undefined for 2 samples"):
+        maj_at_k(["a", "b"], "a", k)
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,7 @@
 
 import torch
 
-from partita.ops.segments import dense_ids, segment_all, segment_range, segment_sum
+from partita.ops.segments import dense_ids, segment_all, segment_constant, segment_sum
 
 
 def test_ids_may_be_any_numbers_in_any_order():
@@ -32,7 +32,9 @@ def test_a_flag_holds_for_a_segment_only_with_all_its_members():
     assert flags_S.tolist() == [True, False, True]
 
 
-def test_range_of_equal_numbers_is_exactly_zero():
+def test_equal_numbers_are_constant_up_to_the_digits_of_their_computation():
     value_N = torch.tensor([0.7] * 8 + [1.0, -2.0], dtype=torch.float32)
     segment_N = torch.tensor([1] * 8 + [0, 0])
-    assert segment_range(value_N, segment_N, 3).tolist() == [3.0, 0.0, 0.0]
+    assert segment_constant(value_N, segment_N, 3).tolist() == [False, True, True]
+    near_N = torch.tensor([0.1 + 0.2, 0.3, 1e12, 1e12 + 1, 0.0, 1e-6], dtype=torch.float64)
+    assert segment_constant(near_N, torch.tensor([0, 0, 1, 1, 2, 2]), 3).tolist() == [True, True, False]

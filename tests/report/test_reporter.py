@@ -52,6 +52,19 @@ def test_files_of_the_run_are_untouched_until_the_start(tmp_path: Path) -> None:
     assert not late.exists()
 
 
+@pytest.mark.parametrize("keep", [0, 1, None])
+def test_numbers_are_kept_from_the_start_on_unless_none_are_wanted(tmp_path: Path, keep: int | None) -> None:
+    late = tmp_path / "batches" / "step_000003.safetensors"
+    late.parent.mkdir()
+    late.write_bytes(b"")
+    made = Reporter(ReportConfig(console="quiet", keep_batches=keep), RunFacts(tmp_path, "x", 3, {}, 2))
+    assert made.batches is None and late.exists()
+    made.start({})
+    made.close()
+    assert (made.batches is None) == (keep == 0)
+    assert not late.exists()
+
+
 class Stubborn:
     closed = 0
 

@@ -5,10 +5,13 @@ import math
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors import safe_open
 
 from partita.report.config import ReportConfig
 from partita.report.records import StepRecord
 from partita.report.sinks import (
+    BatchSink,
     JsonlSink,
     ReportFileError,
     SampleSink,
@@ -107,6 +110,36 @@ def test_sample_files_after_the_resumed_step_are_removed(tmp_path: Path) -> None
     (tmp_path / "notes.txt").write_text("mine")
     SampleSink(tmp_path, resume_step=4)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["notes.txt", "step_000002.jsonl", "step_000004.jsonl"]
+
+
+def test_the_numbers_of_the_newest_steps_stay_and_a_resume_removes_later_ones(tmp_path: Path) -> None:
+    def names() -> list[int]:
+        return [int(path.stem.removeprefix("step_")) for path in sorted(tmp_path.glob("step_*"))]
+
+    sink = BatchSink(tmp_path, keep=3)
+    for step in range(1, 6):
+        sink.write(step, {"x": torch.arange(step)}, {"step": step, "bad": math.nan})
+    assert names() == [3, 4, 5]
+    (tmp_path / "notes.txt").write_text("mine")
+    BatchSink(tmp_path, keep=3, resume_step=4).write(5, {}, {})
+    assert names() == [3, 4, 5]
+    BatchSink(tmp_path, keep=0, resume_step=3)
+    assert names() == [3]
+    every = BatchSink(tmp_path, keep=None, resume_step=3)
+    every.write(900, {}, {})
+    assert names() == [3, 900]
+    assert (tmp_path / "notes.txt").exists()
+
+
+def test_numbers_are_tensors_beside_strict_json_the_same_bytes_every_time(tmp_path: Path) -> None:
+    shared = torch.arange(6.0)
+    tensors = {"b": shared, "a": shared[::2], "c": shared.bool()}  # one memory, and not contiguous
+    first = BatchSink(tmp_path / "x").write(1, tensors, {"z": math.inf, "a": [1, "é"]})
+    second = BatchSink(tmp_path / "y").write(1, dict(reversed(tensors.items())), {"z": math.inf, "a": [1, "é"]})
+    assert first.read_bytes() == second.read_bytes()
+    with safe_open(first, "pt") as file:
+        assert file.metadata() == {"partita": '{"z": null, "a": [1, "é"]}'}
+        assert file.get_tensor("a").tolist() == [0.0, 2.0, 4.0]
 
 
 def test_which_steps_keep_samples(tmp_path: Path) -> None:

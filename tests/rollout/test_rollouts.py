@@ -1,10 +1,11 @@
 import asyncio
+import json
 
 import pytest
 from toy import CountedPrompts, FirstToken, TableEngine
 
 from partita.engine.api import Sampling
-from partita.records import Group, Prompt, Sample
+from partita.records import Group, Prompt, Row, Sample
 from partita.rollout.rollouts import Refill, RolloutError, Rollouts
 from partita.rollout.summary import is_zero_variance, summarise
 from partita.rollout.workflow import Episode, SingleTurn, row_of
@@ -99,10 +100,76 @@ def test_dynamic_batch_trains_on_what_one_round_left() -> None:
     assert taken.rounds == 1 and len(taken.groups) + len(taken.dropped) == 4
 
 
-def test_a_filter_that_keeps_nothing_ends_with_an_explanation() -> None:
-    runner = rollouts(refill=Refill(lambda group: False, max_batches=3, refill=True))
-    with pytest.raises(RolloutError, match=r"after 3 rounds only 0 of 4 groups.*max_batches"):
+class Nothing:
+    async def score(self, prompt: Prompt, text: str, ids, stop_reason) -> Scored:
+        return Scored(0.0)
+
+
+def test_a_filter_that_keeps_nothing_ends_after_its_rounds_with_an_explanation() -> None:
+    runner = rollouts(refill=Refill(mixed, max_batches=3, refill=True), scorer=Nothing())
+    said = (
+        r"after 3 rounds only 0 of 4 groups .*; 12 of the 12 dropped .* equal rewards \(share at 0: 1.00\).*max_batches"
+    )
+    with pytest.raises(RolloutError, match=said):
         asyncio.run(runner.take(4))
+    assert [len(sent) for sent in runner.engine.rounds] == [16, 16, 16]
+
+
+def test_where_nothing_passes_a_batch_that_shrinks_is_an_empty_step_and_the_next_one_is_no_larger() -> None:
+    runner = rollouts(refill=Refill(mixed, max_batches=3, refill=False), scorer=Nothing())
+    for step in range(3):
+        taken = asyncio.run(runner.take(4))
+        assert (taken.groups, len(taken.dropped), taken.rounds) == ([], 4, 1)
+        assert runner.started == 4 * (step + 1)  # what a step left unused is no room for the next
+        assert runner.version == step + 1
+
+
+def second_half(group: Group) -> bool:
+    """Of every eight groups the first four are dropped: a step of four needs two rounds."""
+    return group.serial % 8 >= 4 if group.serial < 16 else group.serial in (17, 18)
+
+
+def test_an_epoch_is_its_prompts_however_many_rounds_a_step_needs() -> None:
+    """20 prompts, 4 in a round, 2 rounds in a step: two whole steps, and a third of what passed of the last 4."""
+    runner = rollouts(refill=Refill(second_half, max_batches=10, refill=True), prompt_limit=20)
+    seen = []
+    while not runner.exhausted:
+        taken = asyncio.run(runner.take(4))
+        seen.append((taken.prompts_before, taken.rounds, [group.serial for group in taken.groups]))
+    assert seen == [(0, 2, [4, 5, 6, 7]), (8, 2, [12, 13, 14, 15]), (16, 1, [17, 18])]
+    assert (runner.used, runner.prompts.state_dict()) == (20, {"position": 20})
+    assert [before // 4 for before, _, _ in seen] == [0, 2, 4]  # of 5 in the schedule: its last place is reached
+
+
+@pytest.mark.parametrize("cut", [1, 2])
+def test_an_epoch_that_is_interrupted_ends_at_the_same_prompt(cut: int) -> None:
+    def make() -> Rollouts:
+        return rollouts(refill=Refill(second_half, max_batches=10, refill=True), prompt_limit=20)
+
+    killed, resumed = make(), make()
+    for _ in range(cut):
+        asyncio.run(killed.take(4))
+    resumed.load_state_dict(json.loads(json.dumps(killed.state_dict())))
+    assert resumed.used == 8 * cut
+    steps = 0
+    while not resumed.exhausted:
+        asyncio.run(resumed.take(4))
+        steps += 1
+    assert (steps, resumed.used) == (3 - cut, 20)
+
+
+def test_a_refill_uses_no_more_prompts_than_are_left() -> None:
+    runner = rollouts(refill=Refill(lambda group: group.serial > 5, max_batches=10, refill=True), prompt_limit=9)
+    taken = asyncio.run(runner.take(4))
+    assert [group.serial for group in taken.groups] == [6, 7, 8]
+    assert runner.exhausted
+
+
+def test_without_a_filter_a_limit_in_whole_batches_changes_nothing() -> None:
+    runner = rollouts(prompt_limit=8)
+    assert [len(asyncio.run(runner.take(4)).groups) for _ in range(2)] == [4, 4]
+    assert runner.exhausted
+    assert not rollouts().exhausted
 
 
 def test_resumed_rollouts_draw_the_same_groups() -> None:
@@ -112,6 +179,21 @@ def test_resumed_rollouts_draw_the_same_groups() -> None:
     later = rollouts()
     later.load_state_dict(state)
     assert plain(asyncio.run(straight.take(2)).groups) == plain(asyncio.run(later.take(2)).groups)
+
+
+def test_a_state_saved_before_prompts_were_counted_is_read() -> None:
+    later = rollouts(prompt_limit=100)
+    later.load_state_dict({"started": 7, "prompts": {"position": 7}})
+    assert later.used == 7
+    assert [group.serial for group in asyncio.run(later.take(2)).groups] == [7, 8]
+
+
+def test_a_step_of_another_size_after_a_resume_starts_as_many_as_asked() -> None:
+    before, after = rollouts(), rollouts()
+    for _ in range(3):
+        asyncio.run(before.take(2))
+    after.load_state_dict(before.state_dict())
+    assert len(asyncio.run(after.take(5)).groups) == 5  # 3 versions of 2 groups are no debt of a batch of 5
 
 
 class Broken:
@@ -166,8 +248,6 @@ def test_a_crash_in_one_workflow_ends_the_step_at_once() -> None:
 def test_summary_counts_samples_not_means_of_groups() -> None:
     def sample(reward: float | None, length: int, stop: str = "stop", **parts: float) -> Sample:
         status = "ok" if reward is not None else "reward_error"
-        from partita.records import Row
-
         row = Row([0] + [1] * length, [False] + [True] * length, [0.0] * (length + 1), [-1] + [0] * length)
         return Sample([row], stop, "", reward, parts, status=status)  # type: ignore[arg-type]
 
@@ -186,4 +266,21 @@ def test_summary_counts_samples_not_means_of_groups() -> None:
     assert values["response_length/truncated"] == 4.0
     assert values["truncated"] == 0.25
     assert values["zero_variance_groups"] == 0.5
+    assert (values["samples_per_group/mean"], values["samples_per_group/min"]) == (2.0, 2.0)
     assert values["response_tokens"] == 20
+
+
+def test_all_right_and_all_wrong_groups_have_no_variance_each_for_itself() -> None:
+    def alike(reward: float) -> Group:
+        return Group(0, Prompt("p", (0,), "", {}), [Sample([], "stop", "", reward) for _ in range(2)])
+
+    assert summarise([alike(1.0), alike(0.0)]).as_dict()["zero_variance_groups"] == 1.0
+    assert is_zero_variance(alike(0.7))
+
+
+def test_groups_of_different_sizes_are_summarised() -> None:
+    groups = [
+        Group(i, Prompt("p", (0,), "", {}), [Sample([], "stop", "", 1.0)] * size) for i, size in enumerate([2, 7])
+    ]
+    values = summarise(groups).as_dict()
+    assert [values[f"samples_per_group/{which}"] for which in ("min", "mean", "max")] == [2.0, 4.5, 7.0]

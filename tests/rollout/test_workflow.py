@@ -70,7 +70,7 @@ def test_the_policy_is_not_paid_for_what_a_tool_said(with_tool: Group) -> None:
 
 
 def test_a_row_of_several_turns_trains_what_the_policy_wrote_and_each_end_of_turn_once(with_tool: Group) -> None:
-    rollout = collate([with_tool])
+    rollout = collate([with_tool], seed=1, version=0)
     [[row]] = rollout.rows
     assert row.trained == [False] * 5 + [True] * 4 + [False] * 5 + [True] * 2
     assert rollout.batch.length_S.tolist() == [6]
@@ -105,7 +105,9 @@ def test_log_probs_pass_from_the_engine_to_the_learner_unrounded() -> None:
     n = 4096
     completion = Completion((3,) * n, (-1.2345,) * n, (2,) * n, "length", "")
     row = row_of((1, 2), completion)
-    batch = collate([Group(0, Prompt("p", (1, 2), "", {}), [Sample([row], "length", "", 1.0)])]).batch
+    batch = collate(
+        [Group(0, Prompt("p", (1, 2), "", {}), [Sample([row], "length", "", 1.0)])], seed=1, version=0
+    ).batch
     assert batch.behaviour_T.shape == (n,)  # in bfloat16 they would be -1.234375
     assert (batch.behaviour_T.double() + 1.2345).abs().max() < 1e-6
     assert abs(float(batch.behaviour_T.mean()) + 1.2345) < 1e-6

@@ -9,8 +9,8 @@ from toy import TableModel
 
 from partita.algo.algorithm import Algorithm
 from partita.algo.compose import compose
-from partita.algo.explain import keys_of
-from partita.algo.presets import PRESETS
+from partita.algo.norm import EmaCenter, EmaScale
+from partita.algo.presets import PRESETS, keys_of
 from partita.models.attention import ATTENTION, register
 from partita.models.families import tiny
 from partita.models.packed import PackedModel, Streams
@@ -43,11 +43,17 @@ def learner(model: TableModel | None = None, *, lr: float = 0.1, budget: int = 4
 
 def algorithm(name: str = "grpo", **changes) -> Algorithm:
     keys = replace(keys_of(name), **({"kl_loss_coef": 0.0, "kl_ctl": 0.0} | changes))
-    return compose(keys, n_samples=3, max_new_tokens=4)
+    algo = compose(keys, n_samples=3, max_new_tokens=4)
+    if algo.norm is not None and algo.norm.running:  # what its controller would put in place
+        algo = replace(algo, norm=replace(algo.norm, center=EmaCenter(0.4), scale=EmaScale(0.2)))
+    return algo
+
+
+CRITIC = [name for name in PRESETS if keys_of(name).credit == "gae"]
 
 
 def credited(algo: Algorithm, made: list[Group] | None = None) -> RolloutBatch:
-    rollout = collate(made or groups())
+    rollout = collate(made or groups(), seed=1, version=0)
     return rollout.with_batch(algo.credit(rollout.batch))
 
 
@@ -73,14 +79,20 @@ def test_first_step_descends_the_advantage_weighted_gradient() -> None:
     assert torch.allclose(sum(seen), want, atol=1e-9)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("name", PRESETS)
+@pytest.mark.parametrize("name", CRITIC)
+def test_an_algorithm_that_needs_a_critic_is_refused_before_anything_is_scored(name: str) -> None:
+    with pytest.raises(LearnerError, match=r"actor\.credit=gae.*critic.*cannot train it"):
+        learner().score(collate(groups(), seed=1, version=0), algorithm(name))
+
+
+@pytest.mark.parametrize("name", [name for name in PRESETS if name not in CRITIC])
 @pytest.mark.parametrize("split", ["groups", "spread"])
 def test_weights_after_a_step_do_not_depend_on_the_token_budget(name: str, split: str) -> None:
     algo = algorithm(name)
     tables = []
     for budget in (1, 7, 4096):
         who = learner(budget=budget, ppo_epochs=2, ppo_n_minibatches=2, minibatch_split=split)
-        rollout = who.score(collate(groups()), algo)
+        rollout = who.score(collate(groups(), seed=1, version=0), algo)
         who.learn(rollout.with_batch(algo.credit(rollout.batch)), algo, 0)
         tables.append(who.model.table.detach().clone())  # type: ignore[attr-defined]
     assert not torch.equal(tables[0], torch.zeros(8, 8, dtype=torch.float64))
@@ -92,7 +104,7 @@ def test_metrics_do_not_depend_on_the_token_budget() -> None:
     found = []
     for budget in (1, 4096):
         who = learner(budget=budget)
-        found.append(who.learn(credited(algo), algo, 0).as_dict())
+        found.append(who.learn(credited(algo), algo, 0)[0].as_dict())
     assert found[0].keys() == found[1].keys()
     assert all(found[0][name] == pytest.approx(found[1][name], abs=1e-9) for name in found[0])
     assert found[0]["effective_tokens"] == 16 and found[0]["entropy"] == pytest.approx(math.log(8))
@@ -102,7 +114,7 @@ def test_score_gives_logprobs_in_the_batch_s_own_order() -> None:
     model = TableModel()
     with torch.no_grad():
         model.table.copy_(torch.arange(64).reshape(8, 8) / 10)
-    scored = learner(model, budget=3, ppo_epochs=2).score(collate(groups()), algorithm()).batch
+    scored = learner(model, budget=3, ppo_epochs=2).score(collate(groups(), seed=1, version=0), algorithm()).batch
     log = model.table.detach().log_softmax(-1)
     want = [
         log[a, b] for g in groups() for s in g.samples for a, b in zip(s.rows[0].ids, s.rows[0].ids[1:], strict=False)
@@ -111,13 +123,13 @@ def test_score_gives_logprobs_in_the_batch_s_own_order() -> None:
 
 
 def test_one_optimizer_step_needs_no_scoring_pass() -> None:
-    assert learner().score(collate(groups()), algorithm()).batch.prox_T is None
+    assert learner().score(collate(groups(), seed=1, version=0), algorithm()).batch.prox_T is None
 
 
 def test_a_step_without_signal_is_dead_and_leaves_everything_as_it_was() -> None:
     who, algo = learner(), algorithm()
     alike = [Group(0, Prompt("p", (2,), "", {}), [sample([3, 7], 0.7) for _ in range(8)])]
-    values = who.learn(credited(algo, alike), algo, 0).as_dict()
+    values = who.learn(credited(algo, alike), algo, 0)[0].as_dict()
     assert values["dead_steps"] == 1 and "optimizer_steps" not in values
     assert not who.model.table.any() and not who.optimizer.state  # type: ignore[attr-defined]
 
@@ -131,7 +143,7 @@ def test_samples_without_a_reward_are_not_trained_on() -> None:
     assert not whole.model.table[4].any()  # type: ignore[attr-defined]
     assert whole.model.table[3].any()  # type: ignore[attr-defined]
     nothing = [Group(0, Prompt("p", (2,), "", {}), [sample([3, 7], None)] * 3)]
-    assert learner().learn(credited(algo, nothing), algo, 0).as_dict()["dead_steps"] == 1
+    assert learner().learn(credited(algo, nothing), algo, 0)[0].as_dict()["dead_steps"] == 1
 
 
 class Poisoned(TableModel):
@@ -141,9 +153,9 @@ class Poisoned(TableModel):
         super().__init__()
         self.bad, self.calls = bad, 0
 
-    def forward(self, packed, *, temperature: float, entropy: bool = False) -> Streams:
+    def forward(self, packed, *, temperature: float, entropy: bool = False, against=None) -> Streams:
         self.calls += 1
-        streams = super().forward(packed, temperature=temperature, entropy=entropy)
+        streams = super().forward(packed, temperature=temperature, entropy=entropy, against=against)
         if self.calls in self.bad:
             return Streams(streams.logprobs_T, streams.entropy_T * float("inf"))  # type: ignore[operator]
         return streams
@@ -157,7 +169,7 @@ def test_a_nonfinite_step_is_skipped_bit_for_bit_counted_and_training_goes_on() 
         before = model.table.detach().clone(), [t.clone() for s in who.optimizer.state.values() for t in s.values()]
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
-            values = who.learn(credited(algo), algo, step).as_dict()
+            values = who.learn(credited(algo), algo, step)[0].as_dict()
         counts.append(values.get("nonfinite_steps", 0))
         if counts[-1]:
             assert torch.equal(model.table.detach(), before[0])
@@ -194,7 +206,7 @@ def test_one_nonfinite_gradient_element_skips_the_step_and_leaves_no_trace(value
     before = [t.clone() for t in held(who)]
     poisoned[0] = True
     with pytest.warns(UserWarning, match="step 2: optimizer step skipped"):
-        values = who.learn(credited(algo), algo, 1).as_dict()
+        values = who.learn(credited(algo), algo, 1)[0].as_dict()
     assert values["nonfinite_steps"] == 1 and "optimizer_steps" not in values and math.isfinite(values["loss"])
     assert all(torch.equal(a, b) for a, b in zip(before, held(who), strict=True))
     poisoned[0] = False
@@ -226,8 +238,8 @@ def taught(who: Learner, steps: range) -> list[list[torch.Tensor]]:
     for step in steps:
         made = groups()
         made[step % 2].samples[step % 3].reward = 0.5 + step / 100  # every step learns from other rewards
-        scored = who.score(collate(made), algo)
-        values = who.learn(scored.with_batch(algo.credit(scored.batch)), algo, step).as_dict()
+        scored = who.score(collate(made, seed=1, version=step), algo)
+        values = who.learn(scored.with_batch(algo.credit(scored.batch)), algo, step)[0].as_dict()
         seen.append([torch.tensor(values["lr"], dtype=torch.float64), *(t.detach().clone() for t in held(who))])
     return seen
 
@@ -268,7 +280,7 @@ def test_recomputation_stays_on_from_step_to_step_and_changes_no_weight() -> Non
         who = Learner(model, config, torch.float32, 1.0, total_steps=10, seed=1)
         for step in range(3):
             calls[0] = 0
-            scored = who.score(collate(groups()), algo)
+            scored = who.score(collate(groups(), seed=1, version=0), algo)
             assert calls[0] == 1
             who.learn(scored.with_batch(algo.credit(scored.batch)), algo, step)
             assert calls[0] == 1 + 2 * (2 if recompute else 1)  # two epochs, each forward once more in the backward
@@ -293,5 +305,5 @@ def test_gradient_clipping_bounds_the_norm() -> None:
     who = learner(gradient_clipping=1e-3)
     sizes: list[float] = []
     who.optimizer.register_step_pre_hook(lambda *_: sizes.append(float(who.model.table.grad.norm())))  # type: ignore[attr-defined]
-    values = who.learn(credited(algo), algo, 0).as_dict()
+    values = who.learn(credited(algo), algo, 0)[0].as_dict()
     assert values["grad_norm"] > 0.1 and sizes == [pytest.approx(1e-3, rel=1e-3)]

@@ -1,0 +1,140 @@
+"""What the console says before the first step: what is trained on what, at which cost, and what the config's keys do not do.
+
+Left out: how lines are shown (`report`), and the judgement of single keys (`algo.review` and `run.without_effect`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import torch
+
+from partita.algo.algorithm import Algorithm
+from partita.algo.review import review
+from partita.engine.config import compute_dtype
+from partita.models.load import LoadedModel
+from partita.run import Plan, RunConfig, never_begun, without_effect
+from partita.runner import Run
+from partita.stages import changes, ends
+
+SCORED = {
+    "prox": "old log-probs",
+    "old_entropy": "entropy before the step",
+    "ref": "log-probs of the reference",
+    "kl_full_ref": "the reference's whole distribution",
+    "kl_full_score": "the reference's whole distribution before the step",
+    "kl_after": "log-probs after the last optimizer step",
+    "kl_full_old": "the old policy's whole distribution",
+}
+"""Streams that cost a forward pass beside the one that learns."""
+MIB = 2**20
+
+
+def facts_of(run: Run, plan: Plan, loaded: LoadedModel, held_out: bool, notes: Sequence[str]) -> dict[str, str]:
+    """Name to text. held_out: whether there are rows to evaluate on. notes: about the data and the model."""
+    config, device = run.config, loaded.model.device
+    parameters = sum(p.numel() for p in loaded.model.parameters())
+    facts = {
+        "model": f"{config.actor.path}, {parameters / 1e6:.1f} M parameters, {loaded.path_kind}",
+        "task": f"{config.train_dataset.path}, reward {', '.join(run.part_names)}",
+        "algorithm": config.algorithm or "keys of actor",
+        "batch": _batch(run.phase.config),
+        "precision": f"learns in {_word(compute_dtype(config.actor.dtype, device))} on float32 weights, "
+        f"samples in {_word(compute_dtype(config.rollout.dtype, device))}, on {device}",
+    }
+    groups = {
+        "stages": _stages(run),
+        "controllers": tuple(f"{name}: {_state(state)}" for name, state in run.controls.state_dict().items()),
+        "scores": _scores(run.phase.config, run.algorithm),
+        "reference": _reference(run),
+        "old policy": _old_copy(plan, parameters),
+        "data": notes,
+        **_reviewed(run, plan, held_out),
+    }
+    return facts | {name: "; ".join(lines) for name, lines in groups.items() if lines}
+
+
+def _batch(config: RunConfig) -> str:
+    sampled, adaptive = config.gconfig, config.gconfig.adaptive_n
+    samples = f"{sampled.n_samples} samples"
+    if adaptive is not None:
+        samples += f" on average ({adaptive.min} to {adaptive.max}, by {adaptive.score})"
+    return f"{config.train_dataset.batch_size} prompts x {samples}, at most {sampled.max_new_tokens} new tokens"
+
+
+def _stages(run: Run) -> tuple[str, ...]:
+    """Each stage, the one that the run is in marked where it has been resumed."""
+    lines = [f"[{i}] {ends(one.until)}: {changes(one)}" for i, one in enumerate(run.config.stages)]
+    if lines and run.first_step > 0:
+        lines[run.progress.index] += f" (now, from step {run.first_step + 1} on)"
+    return tuple(lines)
+
+
+def _state(state: dict[str, float]) -> str:
+    """The first numbers tell where a rule stands; what it remembers of past steps follows them."""
+    return ", ".join(f"{name} {value:g}" for name, value in state.items() if "/" not in name)
+
+
+def _scores(config: RunConfig, algorithm: Algorithm) -> tuple[str, ...]:
+    """What needs a forward pass of its own, and the parts that ask for it."""
+    steps, lines = config.actor.ppo_epochs * config.actor.ppo_n_minibatches, list[str]()
+    parts = (*algorithm.shape, algorithm.assign, algorithm.center, *algorithm.correct, *algorithm.penalties)
+    for stream, words in SCORED.items():
+        why = [type(part).__name__ for part in parts if stream in part.needs]
+        if stream == "prox" and algorithm.center.scored:
+            why += [type(part).__name__ for part in algorithm.correct if not part.reads_current]
+            why += [f"{steps} optimizer steps per batch"] if steps > 1 else []
+        if why:
+            lines.append(f"{words} (for {', '.join(why)})")
+    return tuple(lines)
+
+
+def _reference(run: Run) -> tuple[str, ...]:
+    reference = run.learner.reference
+    if reference is None:
+        return ()
+    held = list(reference.parameters())
+    where = run.config.ref.path if run.config.ref and run.config.ref.path else "the starting policy"
+    return (f"{where}, {_word(held[0].dtype)}, {sum(p.nbytes for p in held) / MIB:.0f} MiB, for the KL term",)
+
+
+def _old_copy(plan: Plan, parameters: int) -> tuple[str, ...]:
+    for one in plan.stages:
+        steps = one.config.actor.ppo_epochs * one.config.actor.ppo_n_minibatches
+        if "kl_full_old" in one.algorithm.needs and steps > 1:
+            size = parameters * torch.float32.itemsize / MIB
+            return (f"a copy, float32, {size:.0f} MiB, for the KL of a step over the whole vocabulary",)
+    return ()
+
+
+def _reviewed(run: Run, plan: Plan, held_out: bool) -> dict[str, tuple[str, ...]]:
+    """Lines on the keys. What has an effect in one stage is not idle."""
+    idle: list[tuple[str, ...]] = []
+    assumed, advice = dict[str, None](), dict[str, None]()
+    for phase in run.phases:
+        sampled = phase.config.gconfig
+        found = review(phase.config.actor, n_samples=sampled.n_samples, max_new_tokens=sampled.max_new_tokens)
+        filtered = phase.refill is not None
+        needs = plan.needs if len(plan.stages) > 1 else phase.algorithm.needs
+        beside = without_effect(phase.config, needs=needs, filtered=filtered, held_out=held_out)
+        idle.append((*found.inactive, *beside))
+        assumed |= dict.fromkeys(found.assumed)
+        advice |= dict.fromkeys(found.advice)
+    everywhere = [line for line in idle[0] if all(line in lines for lines in idle[1:])]
+    return {
+        "inactive": (*everywhere, *never_begun(run.config)),
+        "assumed": (*assumed, *_assumed_constant(run)),
+        "advice": tuple(advice),
+    }
+
+
+def _assumed_constant(run: Run) -> Iterable[str]:
+    """Of a run with stages: that of a run without is the review's line."""
+    own = run.config.actor.loss_agg_constant
+    filled = {phase.config.actor.loss_agg_constant for phase in run.phases} - {own}
+    if run.config.stages and own is None and filled:
+        yield f"actor.loss_agg_constant {filled.pop():g}: the largest gconfig.max_new_tokens of all stages"
+
+
+def _word(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

@@ -1,0 +1,96 @@
+"""What learning did with one rollout batch: enough to compute every loss again without the model.
+
+Shapes: T packed trained tokens, S samples.
+Left out: the rollout batch itself, and gradients.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from partita.algo.algorithm import Algorithm, Loss
+from partita.algo.tokens import Current
+from partita.records import Batch
+
+Outcome = Literal["stepped", "skipped", "dead"]
+
+
+@dataclass(frozen=True)
+class OptimizerStep:
+    """One minibatch. samples: indices into the rollout batch, in the minibatch's order.
+
+    current: what the policy said about their tokens before the step, in that order, detached and on the CPU; None where
+    nothing was computed. loss: the sum over the micro-batches. outcome: "stepped"; "skipped", as the loss or the gradient
+    was not finite; "dead", as nothing could move. unmoved: no earlier minibatch of the rollout batch had moved the weights,
+    so the policy's own log-prob was the clip centre.
+    """
+
+    samples: tuple[int, ...]
+    current: Current | None
+    loss: float
+    outcome: Outcome
+    unmoved: bool
+
+
+@dataclass(frozen=True)
+class LearnRecord:
+    """The optimizer steps of one rollout batch, in the order in which they were taken."""
+
+    steps: tuple[OptimizerStep, ...] = ()
+
+
+def weighed(batch: Batch, algorithm: Algorithm, unmoved: bool) -> Batch:
+    """A minibatch as its loss reads it: weights first, for they may compare the proximal log-probs with the sampler's.
+
+    Only then is `prox_T` dropped where the weights have not moved: the policy's own log-prob is the clip centre.
+    """
+    batch = algorithm.weights(batch)
+    return batch.with_(prox_T=None) if unmoved else batch
+
+
+def replay(batch: Batch, algorithm: Algorithm, step: OptimizerStep) -> Loss | None:
+    """The loss of a step once more, from the credited rollout batch; None for a dead step.
+
+    Equal to `step.loss` up to the rounding of a sum that was taken over micro-batches.
+    """
+    if step.current is None:
+        return None
+    return algorithm.loss(weighed(batch.select(step.samples), algorithm, step.unmoved), step.current)
+
+
+def detached(current: Current) -> Current:
+    """The streams without their graph, on the CPU."""
+
+    def held(stream_T: Tensor | None) -> Tensor | None:
+        return None if stream_T is None else stream_T.detach().cpu()
+
+    return Current(
+        current.logprobs_T.detach().cpu(),
+        held(current.entropy_T),
+        held(current.kl_full_ref_T),
+        held(current.kl_full_old_T),
+    )
+
+
+def in_batch_order(parts: Sequence[tuple[Sequence[int], Current]], length_S: Tensor) -> Current:
+    """The streams of micro-batches, each beside its samples, in the token order of the batch that they were cut from."""
+    if not parts:
+        return Current(torch.zeros(0))
+    spans = torch.arange(int(length_S.sum())).split(length_S.tolist())
+    order_T = torch.cat([spans[s] for samples, _ in parts for s in samples]).argsort()
+
+    def joined(streams: Sequence[Tensor | None]) -> Tensor | None:
+        found = [stream_T for stream_T in streams if stream_T is not None]
+        return torch.cat(found)[order_T] if found else None
+
+    return Current(
+        torch.cat([current.logprobs_T for _, current in parts])[order_T],
+        joined([current.entropy_T for _, current in parts]),
+        joined([current.kl_full_ref_T for _, current in parts]),
+        joined([current.kl_full_old_T for _, current in parts]),
+    )
