@@ -3,7 +3,7 @@
 import math
 import re
 import statistics
-from dataclasses import replace
+from dataclasses import fields, replace
 
 import pytest
 import torch
@@ -184,8 +184,10 @@ def test_a_gates_formula_computes_what_the_gate_computes(gate):
     assert gate(ratio_T, tokens).objective_T.tolist() == pytest.approx(expected)
 
 
-def test_every_named_gate_is_among_those_above():
-    assert set(GATES.values()) == {MinClip, BandClip, Soft, Cispo, Open}
+def test_every_gate_of_single_tokens_is_among_those_above():
+    """One that reads a whole response has no value for a ratio alone."""
+    made = {kind: kind(**{item.name: 0.5 for item in fields(kind)}).formula() for kind in GATES.values()}
+    assert {kind for kind, said in made.items() if "|o_i|" not in said} == {MinClip, BandClip, Soft, Cispo, Open}
 
 
 def norm_by_formula(formula: str, group: list[float], batch: list[float], index: int) -> float:
