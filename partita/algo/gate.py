@@ -136,6 +136,33 @@ class Cispo:
 
 
 @dataclass(frozen=True)
+class GeometricMean:
+    """A · (Π_t h_t)^(1/|o|), h the ratio held as PPO holds it: at most 1+high for A > 0, at least 1-low for A < 0 (GMPO,
+    arXiv 2507.20673, section 3).
+
+    One token far off moves a geometric mean less than the mean over a response's tokens, so the range may be wide: the
+    paper has e^-0.4 to e^0.4. It is a mean over responses already: with `seq_mean_token_mean` it is the paper's. low = 1
+    leaves the lower side open.
+    """
+
+    low: float
+    high: float
+
+    def __call__(self, ratio_T: Tensor, tokens: Tokens) -> Gated:
+        """On policy the gradient is the plain one, shared out over the response; a held token has none of its own."""
+        clipped = {
+            "low": (tokens.advantages_T < 0) & (ratio_T < 1 - self.low),
+            "high": (tokens.advantages_T > 0) & (ratio_T > 1 + self.high),
+        }
+        held_T = torch.where(clipped["low"], 1 - self.low, torch.where(clipped["high"], 1 + self.high, ratio_T))
+        return Gated(torch.exp(tokens.sequence_mean(torch.log(held_T))) * tokens.advantages_T, clipped)
+
+    def formula(self) -> str:
+        """The geometric mean of the held ratios."""
+        return f"(Π_t h_it)^(1/|o_i|) A_i, h_it = ρ_it, for A_i > 0 ≤ 1+{self.high:g}, for A_i < 0 ≥ 1-{self.low:g}"
+
+
+@dataclass(frozen=True)
 class Open:
     """ρA: nothing is held back."""
 
@@ -153,6 +180,7 @@ GATES: dict[str, type[Any]] = {
     "clip_without_min": BandClip,
     "soft": Soft,
     "cispo": Cispo,
+    "gmpo": GeometricMean,
     "open": Open,
 }
 """The values of `actor.gate`; each is a `Gate`."""

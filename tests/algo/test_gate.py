@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from partita.algo.gate import GATES, BandClip, Cispo, MinClip, Open, Soft
+from partita.algo.gate import GATES, BandClip, Cispo, GeometricMean, MinClip, Open, Soft
 from partita.algo.ratio import SequenceRatio, TokenRatio
 
 GATE = {
@@ -14,6 +14,7 @@ GATE = {
     "band": BandClip(0.2, 0.28),
     "soft": Soft(1.0, 1.05),
     "cispo": Cispo(0.2, 0.28),
+    "gmpo": GeometricMean(0.2, 0.28),
     "open": Open(),
 }
 
@@ -54,6 +55,10 @@ def gated(by_hand):
         ("cispo", 1.5, 1.0, 1.28 * (math.log(1.5) - 1), 1.28, []),  # held, and still moving
         ("cispo", 0.5, -1.0, -0.8 * (math.log(0.5) - 1), -0.8, []),
         ("open", 1.5, -2.0, -3.0, -3.0, []),
+        ("gmpo", 1.5, 1.0, 1.28, 0.0, ["high"]),  # of a response of one token: as PPO's clip
+        ("gmpo", 0.5, 1.0, 0.5, 0.5, []),
+        ("gmpo", 0.5, -1.0, -0.8, 0.0, ["low"]),
+        ("gmpo", 4.0, -1.0, -4.0, -4.0, []),
     ],
 )
 def test_quadrants(gated, gate, ratio, advantage, objective, gradient, sides):
@@ -95,6 +100,7 @@ LIMITS = {  # objective and gradient for A = 1 and A = -1, far above and far bel
     ("band", 1): [(1.28, 0.0), (0.8, 0.0)], ("band", -1): [(-1.28, 0.0), (-0.8, 0.0)],
     ("soft", 1): [(4.0, 0.0), (4 * SIGMOID_MINUS_ONE, 0.0)],
     ("soft", -1): [(-4 / 1.05, 0.0), (-4 / 1.05 / (1 + math.exp(1.05)), 0.0)],
+    ("gmpo", 1): [(1.28, 0.0), (0.0, 0.0)], ("gmpo", -1): [(-math.exp(20), 0.0), (-0.8, 0.0)],
     ("open", 1): [(math.exp(20), 0.0), (0.0, 0.0)], ("open", -1): [(-math.exp(20), 0.0), (0.0, 0.0)],
 }  # fmt: skip
 
@@ -121,6 +127,16 @@ def test_a_held_weight_stays_a_weight_however_far(by_hand, nats, weight, advanta
     assert gradient_T.item() == pytest.approx(weight * advantage)
 
 
+def test_a_geometric_mean_takes_the_held_ratios_of_a_response(by_hand):
+    """sqrt(1.28 · 0.5) for A = 1, -sqrt(1.5 · 0.8) for A = -1; the held token moves nothing, the other carries its half."""
+    for advantage, mean, slopes in ((1.0, 0.8, (0.0, 0.5)), (-1.0, math.sqrt(1.2), (0.5, 0.0))):
+        tokens, logprobs_T = by_hand([math.log(1.5), math.log(0.5)], advantages=[advantage] * 2)
+        found = GATE["gmpo"](TokenRatio()(tokens), tokens)
+        assert found.objective_T.tolist() == pytest.approx([advantage * mean] * 2)
+        (gradient_T,) = torch.autograd.grad(found.objective_T.mean(), logprobs_T)
+        assert gradient_T.tolist() == pytest.approx([advantage * mean * slope for slope in slopes])
+
+
 def test_a_low_of_one_leaves_the_lower_side_of_the_weight_open(gated):
     assert gated(Cispo(1.0, 0.28), 1e-3, 1.0)[1] == pytest.approx(1e-3)
 
@@ -134,5 +150,5 @@ def test_on_policy_every_gate_is_the_plain_policy_gradient(gated, name):
 def test_every_gate_is_here_and_says_its_values():
     assert {type(gate) for gate in GATE.values()} == set(GATES.values())
     for name, said in (("min", ("0.2", "0.28")), ("dual", ("3 A_i",)), ("band", ("0.28",)), ("soft", ("1.05",)),
-                       ("cispo", ("sg[", "0.28")), ("open", ("ρ_it A_i",))):  # fmt: skip
+                       ("cispo", ("sg[", "0.28")), ("gmpo", ("0.28",)), ("open", ("ρ_it A_i",))):  # fmt: skip
         assert all(word in GATE[name].formula() for word in said)

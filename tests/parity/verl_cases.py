@@ -69,6 +69,11 @@ LOSSES = (
         Hand(lengths=(1, 1), ratio=(exp(100.0), 1.0)),
     ),
     loss("CISPO", "CISPO", {"loss_mode": "cispo", **CLIP}, {"gate": "cispo", **OUR_CLIP}),
+    loss(
+        "GMPO, its range in nats", "GMPO，区间以 nat 计", {"loss_mode": "geo_mean", **CLIP},
+        {"gate": "gmpo", "loss_agg_mode": "seq_mean_token_mean", "eps_clip": 1 - exp(-CLIP["clip_ratio_low"]),
+         "eps_clip_higher": exp(CLIP["clip_ratio_high"]) - 1}, Draw(),
+    ),
     loss("REINFORCE (`gpg`)", "REINFORCE（`gpg`）", {"loss_mode": "gpg"}, {"importance_sampling_level": "none"}),
     loss(
         "DRO: REINFORCE with a squared log-ratio", "DRO：REINFORCE 加对数比率的平方",
@@ -355,7 +360,6 @@ VERL_ABSENT = (
     Absent("loss", "verl", ("clip_cov", "kl_cov"), Text(
         "tokens with a large covariance of advantage and log-prob are cut or penalised",
         "对优势与对数概率协方差大的 token 进行裁剪或惩罚")),
-    Absent("loss", "verl", ("geo_mean",), Text("GMPO: the geometric mean of clipped ratios", "GMPO：裁剪后比率的几何平均")),
     Absent("aggregation", "verl", ("token-sum",), Text("a sum over tokens without any divisor", "对 token 求和，没有分母")),
     Absent("advantage", "verl", ("grpo_passk",), Text(
         "only the best row of a group, for pass@k", "只取组内最好的一行，用于 pass@k")),
