@@ -22,10 +22,11 @@ check: $(READY)  ## lint, types, floors, fast tests: under 90 s
 	$(BIN)/pyright --pythonpath $(BIN)/python
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not slow and not long" -n 2
 
-long: $(READY)  ## the trainings behind the numbers in the docs: three seeds of the demo, the second task, twenty kills
+long: $(READY)  ## the trainings behind the numbers in the docs: three seeds of the demo, the second task, twenty kills, the comparison
 	$(BIN)/python scripts/measure.py quickstart
 	$(BIN)/python scripts/measure.py addition
 	$(BIN)/python scripts/kill_and_resume.py --kills 20
+	$(BIN)/python scripts/compare.py
 
 docs: $(READY)  ## regenerate the pages that are made from code
 	$(BIN)/python scripts/reference.py

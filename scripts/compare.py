@@ -46,8 +46,9 @@ TINY_STEPS, LONG_STEPS, SMOLLM2_STEPS = 60, 150, 25
 LARGE = ("grpo", "drgrpo", "rloo", "dapo", "gspo", "sapo")
 # the KL term of the GRPO preset also holds lengths, so that GRPO without it is the fairer half of the comparison
 LENGTHS = {"grpo": ("grpo", ()), "grpo_without_kl": ("grpo", ("actor.kl_loss_coef=0",)), "drgrpo": ("drgrpo", ())}
-# two presets that learn little, each with the one thing changed that holds it back
+# presets of which a seed learns little, each with the one thing changed that may hold it back
 REASONS = {
+    "reinforce_on_policy": ("reinforce", ("actor.ppo_n_minibatches=1",)),
     "decoupled_clip_with_min": ("decoupled_clip", ("actor.gate=min_clip",)),
     "areal_gspo_narrow": ("areal_gspo", ("actor.eps_clip=3e-4", "actor.eps_clip_higher=4e-4")),
 }
