@@ -45,7 +45,7 @@ def test_every_preset_without_a_critic_is_trained_with_three_seeds():
 def test_the_settings_of_a_run_are_valid_and_keep_the_preset(job):
     config = load_run_config([QUICKSTART] if job.part == "smollm2" else [], job.words).value
     assert composed(config)
-    assert config.actor.ppo_n_minibatches == 4
+    assert config.actor.ppo_n_minibatches == (1 if job.arm == "reinforce_on_policy" else 4)
     preset = config.algorithm
     asked = PRESETS[preset]
     assert (config.actor.dynamic_sampling is not None) == ("dynamic_sampling" in asked)
