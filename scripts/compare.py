@@ -5,7 +5,8 @@ usage: python scripts/compare.py [--parts tiny reasons lengths smollm2] [--only 
 tiny: all presets with three seeds, on a tiny model and a task that `tiny_task.py` teaches it first. reasons: presets that
 learn little there, with one key changed. lengths: GRPO and Dr.GRPO for longer, for the lengths of their wrong answers.
 smollm2: six presets on SmolLM2-135M and a built-in task.
-Everything takes under 90 minutes on two cores. Each finished run is a line of <out>/comparison.jsonl and is not trained
+Meant to stay under 90 minutes on two cores that do nothing else: a tiny run took about 40 s (two at a time), one on SmolLM2
+seven to ten minutes. Each finished run is a line of <out>/comparison.jsonl and is not trained
 again, so a stopped command goes on where it was; a run whose settings have changed is. Writes pictures and the tables of
 docs/comparison.md beside it; --report does only that.
 
