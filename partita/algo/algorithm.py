@@ -131,12 +131,16 @@ class Algorithm:
 
     def _advantages(self, batch: Batch, worth: Worth, counted_S: Tensor) -> Tensor:
         """[T]: the worth, normalised over samples where it is one number per sample, over tokens where it varies."""
-        value, per_token = worth.value, worth.per_token
+        value, per_token = self._counted(batch, worth)
         if self.norm is not None:
-            if self.norm.per_token and not per_token:
-                value, per_token = value[batch.seq_T], True
             value = self.norm(value, _units(batch, counted_S, per_token))
         return value if per_token else value[batch.seq_T]
+
+    def _counted(self, batch: Batch, worth: Worth) -> tuple[Tensor, bool]:
+        """The values that `norm` counts, and whether they are tokens' instead of samples'."""
+        if self.norm is not None and self.norm.per_token and not worth.per_token:
+            return worth.value[batch.seq_T], True
+        return worth.value, worth.per_token
 
     @torch.no_grad()
     def statistics(self, batch: Batch) -> dict[str, float]:
@@ -146,18 +150,15 @@ class Algorithm:
         """
         batch = self._valid(batch)
         rows = self._rows(batch)
-        found: dict[str, float] = {}
         for i, part in enumerate(self.shape):
             if isinstance(part, RewardNorm) and part.norm.running:
                 before = self._shaped(batch, rows, self.shape[:i])
                 return _moments("reward_norm", present(before.score_S, "score_S")[rows.in_statistics_S])
         if self.norm is not None and self.norm.running:
             worth = self.assign(self._shaped(batch, rows, self.shape), rows.in_statistics_S)
-            value, per_token = worth.value, worth.per_token
-            if self.norm.per_token and not per_token:
-                value, per_token = value[batch.seq_T], True
-            found = _moments("adv_norm", value[_units(batch, rows.in_statistics_S, per_token).counted_N])
-        return found
+            value, per_token = self._counted(batch, worth)
+            return _moments("adv_norm", value[_units(batch, rows.in_statistics_S, per_token).counted_N])
+        return {}
 
     @torch.no_grad()
     def weights(self, batch: Batch) -> Batch:
