@@ -7,11 +7,11 @@ Left out: types, choices and bounds of single keys, which the config loader has 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
 
 from partita.algo.correct import Bounded
 from partita.algo.gate import GATES
 from partita.algo.keys import AlgorithmKeys, CorrectionConfig, KlControllerConfig, NormConfig
+from partita.algo.kl_control import Place
 
 DECOUPLED_CAP = 5.0
 """Behaviour weights above this are masked by `use_decoupled_loss` alone (AReaL's default)."""
@@ -71,7 +71,7 @@ def gate_of(keys: AlgorithmKeys) -> str:
 class KlPlace:
     """Where a KL stands: in the reward, in the loss, or from the old policy of the step; its key and coefficient."""
 
-    place: Literal["reward", "loss", "step"]
+    place: Place
     key: str
     coef: float
 
