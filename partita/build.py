@@ -26,6 +26,8 @@ from partita.facts import facts_of
 from partita.models.load import LoadedModel, find_stop_ids, load_causal_lm, load_tokenizer
 from partita.models.packed import PackedModel, cast_copy
 from partita.models.reference import check_reference
+from partita.models.selfcheck import decoding_copy
+from partita.ops.memory import keep_freed_memory
 from partita.records import Group
 from partita.report.reporter import Reporter, RunFacts
 from partita.report.sinks import write_atomic
@@ -108,14 +110,19 @@ def load_policy(config: RunConfig, device: torch.device) -> LoadedModel:
 
 def open_engine(config: RunConfig) -> tuple[LoadedModel, LocalEngine, torch.device]:
     """The policy in float32, and an engine that samples from a copy in its own precision."""
+    keep_freed_memory()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     loaded = load_policy(config, device)
-    sampler = cast_copy(loaded.model, compute_dtype(config.rollout.dtype, device))
+    # modules that recompute their activations in training cannot decode with a cache meanwhile
+    alone = not config.actor.gradient_checkpointing
+    sampler, note = decoding_copy(
+        loaded.model, compute_dtype(config.rollout.dtype, device), alone=alone, compiled=config.rollout.compile
+    )
     engine = LocalEngine(
         sampler, loaded.tokenizer, slots=config.rollout.max_concurrent_rollouts, context=loaded.context,
         prefill_tokens=config.rollout.prefill_tokens,
     )  # fmt: skip
-    return loaded, engine, device
+    return replace(loaded, notes=(*loaded.notes, note)), engine, device
 
 
 def valid_section(config: RunConfig) -> DatasetConfig | None:

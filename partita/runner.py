@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from transformers import PreTrainedTokenizerBase
@@ -20,14 +20,16 @@ from transformers import PreTrainedTokenizerBase
 from partita.algo.algorithm import Algorithm
 from partita.algo.compose import controllers
 from partita.algo.control import Controls, When
+from partita.algo.stats import LOSS_METRICS
 from partita.engine.api import Engine, Sampling
+from partita.engine.local import EngineStats
 from partita.evals.evaluate import Evaluator, NothingScored
 from partita.extras import Brought
 from partita.models.export import export_hf, remove_leftovers
 from partita.models.packed import weights
 from partita.records import Batch, Group, Prompt
 from partita.replay.saved import saved, setting_of
-from partita.report.metrics import Metrics, Timer
+from partita.report.metrics import WORK, Metrics, Timer
 from partita.report.records import StepRecord
 from partita.report.reporter import Reporter
 from partita.rollout.adaptive import AdaptiveSizes
@@ -41,6 +43,19 @@ from partita.train.batch import RolloutBatch, collate
 from partita.train.checkpoint import save_checkpoint
 from partita.train.learner import Learner
 from partita.train.record import LearnRecord
+
+
+@runtime_checkable
+class Clocked(Protocol):
+    """An engine that counts its seconds."""
+
+    def stats(self) -> EngineStats:
+        """Counts since it started."""
+        ...
+
+
+def _generated(engine: Clocked) -> float:
+    return engine.stats().forward_seconds
 
 
 @dataclass(frozen=True)
@@ -68,6 +83,7 @@ class Run:
 
     phases: one for each stage, one where the config has no stages. part_names: the reward functions, in the order of their
     weights in the algorithms. record: what learning did in the last step. applied: what the rules remembered meanwhile.
+    generated: the engine's seconds in the model, up to the end of the last step.
     """
 
     config: RunConfig
@@ -87,11 +103,13 @@ class Run:
     step_began: float = field(default_factory=time.perf_counter)
     record: LearnRecord = field(default_factory=LearnRecord)
     applied: dict[str, dict[str, float]] = field(default_factory=dict[str, dict[str, float]])
+    generated: float = field(init=False, default=0.0)
     controls: Controls = field(init=False, default_factory=Controls)
     progress: Progress = field(init=False)
 
     def __post_init__(self) -> None:
         self.progress = Progress(tuple(self.config.stages))
+        self.generated = _generated(self.engine) if isinstance(self.engine, Clocked) else 0.0
         self._enter()
 
     @property
@@ -143,7 +161,7 @@ class Run:
         """All optimizer steps of a train step."""
         self.learner.total_steps = self._length(step)
         self.applied = self.controls.state_dict()
-        metrics, self.record = self.learner.learn(rollout, algorithm, step)
+        metrics, self.record = self.learner.learn(rollout, algorithm, step, whole=self._watched)
         return metrics
 
     def publish(self, version: int) -> None:
@@ -233,6 +251,13 @@ class Run:
             setting = setting_of(step, self.progress.index, self.phase.config, self.algorithm, self.applied)
             self.reporter.batches.write(step, *saved(setting, rollout, self.record))
 
+    @property
+    def _watched(self) -> bool:
+        """Whether a rule, or the end of the stage, reads what the loss reports: then that must be over every sample."""
+        until = self.config.stages[self.progress.index].until if self.config.stages else None
+        plateau = until is not None and until.plateau is not None and until.plateau.startswith(LOSS_METRICS)
+        return plateau or any(rule.when == "after_epochs" for rule in self.controls.controllers)
+
     def _advance(self, step: int, metrics: Mapping[str, float]) -> None:
         if self.progress.advance(step, metrics):
             self._enter()
@@ -260,12 +285,25 @@ class Run:
             metrics.put("eval/reward_high", result.mean.high)
 
     def _record(self, step: int, metrics: Metrics) -> StepRecord:
-        times = self.timer.take() | {"time/step": time.perf_counter() - self.step_began}
+        times = self._times()
         values = metrics.as_dict() | self.controls.logged()
         if self.config.stages:
             values["stage"] = float(self.progress.index)
         speed = {"tokens_per_second": values["response_tokens"] / times["time/sample"]}
         return StepRecord(step, values | speed | times)
+
+    def _times(self) -> dict[str, float]:
+        """Seconds of the step by phase, and within the phases those of models and optimizer. What is neither is overhead;
+        its share is known with an engine that counts its seconds.
+        """
+        times = self.timer.take() | self.learner.timer.take()
+        times["time/step"] = time.perf_counter() - self.step_began
+        if isinstance(self.engine, Clocked):
+            before, self.generated = self.generated, _generated(self.engine)
+            times["time/generate"] = self.generated - before
+            work = sum(times.get(f"time/{name}", 0.0) for name in WORK)
+            times["time/overhead_share"] = 1 - work / times["time/step"]
+        return times
 
     def _over(self, finished: int) -> bool:
         return finished >= self.steps or self.rollouts.exhausted

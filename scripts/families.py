@@ -8,11 +8,14 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+import torch
 import transformers
 
 from partita.models.families import FAMILIES, tiny
+from partita.models.lean import LeanModel
+from partita.models.packed import PackedModel
 from partita.models.quiet import quiet
-from partita.models.selfcheck import ModelRefused, self_check
+from partita.models.selfcheck import ModelRefused, decoding_copy, self_check
 
 PAGE = Path(__file__).parent.parent / "docs" / "models.md"
 
@@ -28,6 +31,8 @@ agree is used, and the run says which.
 
 - **fast**: packed training rows that share their prompt, and decode slots. Needs a family whose attention goes through
   transformers' `AttentionInterface` and whose layers keep keys and values only.
+  Where the layers have Llama's shape (RMS norms, rotary positions, grouped heads, a gated MLP with SiLU), decoding leaves the
+  family's modules and goes over fused layers with weights in the layout of the machine's kernels; that, too, is compared first.
 - **plain**: rows padded as the family expects, its own attention and its own cache. Where padding changes a family's
   answers, only rows of equal length run together. For recurrent layers (Mamba, gated delta rule), ALiBi, or a head that
   is not known.
@@ -44,8 +49,8 @@ Tiny random models of the real classes in float64, transformers {version}. The l
 token's log-prob from the family's own forward over packed training, and decoding; about 1e-6 where a family computes parts
 in float32 whatever its dtype. Written by `python scripts/families.py`.
 
-| family | class | way | largest difference (nats) |
-|---|---|---|---|
+| family | class | way | decodes over | largest difference (nats) |
+|---|---|---|---|---|
 {rows}
 """
 
@@ -56,9 +61,13 @@ def table_row(title: str) -> str:
     try:
         verdict = self_check(lm)
     except ModelRefused as error:
-        return f"| {title} | `{type(lm).__name__}` | refused: {error} | |"
+        return f"| {title} | `{type(lm).__name__}` | refused: {error} | | |"
     way = "fast" if verdict.kind == "packed" else "plain" if verdict.padded else "plain, rows of equal length"
-    return f"| {title} | `{type(lm).__name__}` | {way} | {verdict.difference:.0e} |"
+    decodes = "its modules"
+    if verdict.kind == "packed":
+        sampler, _ = decoding_copy(PackedModel(lm), torch.float64, alone=True)
+        decodes = "fused layers" if isinstance(sampler, LeanModel) else decodes
+    return f"| {title} | `{type(lm).__name__}` | {way} | {decodes} | {verdict.difference:.0e} |"
 
 
 def main() -> None:

@@ -24,10 +24,11 @@ from partita.train.config import ActorConfig, OptimizerConfig
 
 
 def toy_config(name: str, steps: int = 3, stages: tuple[StageConfig, ...] = (), **actor: object) -> RunConfig:
-    """A toy run's config: a preset as it is, two epochs of two minibatches, some keys changed."""
+    """A toy run's config: a preset as it is, two epochs of two minibatches, every sample computed, some keys changed."""
     preset = keys_of(name)
     keys = {item.name: getattr(preset, item.name) for item in fields(AlgorithmKeys)}
-    given = {"ppo_epochs": 2, "ppo_n_minibatches": 2, "optimizer": OptimizerConfig(lr=0.3)} | keys | actor
+    given = {"ppo_epochs": 2, "ppo_n_minibatches": 2, "optimizer": OptimizerConfig(lr=0.3)} | keys
+    given |= {"skip_dead_samples": False} | actor
     return RunConfig(
         algorithm=name, total_train_steps=steps, stages=list(stages),
         gconfig=GenerationConfig(n_samples=6, max_new_tokens=4),

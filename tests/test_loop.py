@@ -21,6 +21,7 @@ from partita.algo.keys import (
 from partita.algo.presets import PRESETS, keys_of
 from partita.engine.api import Sampling
 from partita.engine.config import GenerationConfig
+from partita.engine.local import EngineStats
 from partita.evals.evaluate import Evaluator
 from partita.loop import train
 from partita.records import Prompt
@@ -32,6 +33,7 @@ from partita.rollout.summary import is_zero_variance
 from partita.rollout.workflow import SingleTurn
 from partita.run import REFERENCE, CheckpointConfig, EvaluatorConfig, RunConfig, composed
 from partita.runner import EvalPlan, Phase, Run
+from partita.stages import StageConfig, UntilConfig
 from partita.tasks.reward import Scored
 from partita.tasks.settings import DatasetConfig
 from partita.train.config import ActorConfig, OptimizerConfig
@@ -120,6 +122,44 @@ def test_every_preset_learns_the_toy_task(tmp_path: Path, name: str) -> None:
     rewards = [line["reward/mean"] for line in lines]
     assert sum(rewards[:3]) / 3 < 0.4
     assert sum(rewards[-3:]) / 3 > 0.8
+
+
+@pytest.mark.parametrize(
+    ("actor", "plateau", "skips"),
+    [
+        ({}, None, True),
+        ({"skip_dead_samples": False}, None, False),
+        ({"eps_clip_rule": ClipRuleConfig(type="clip_fraction", min=0.1, max=0.3)}, None, False),
+        ({"eps_clip_rule": ClipRuleConfig(type="iqr", min=0.1, max=0.3)}, None, True),  # it reads advantages
+        ({}, "entropy", False),
+        ({}, "reward/mean", True),
+    ],
+)
+def test_no_sample_is_left_out_where_something_reads_what_the_loss_reports(tmp_path, actor, plateau, skips) -> None:
+    made = make(tmp_path, steps=3, **actor)
+    until = None if plateau is None else UntilConfig(plateau=plateau)
+    stages = [] if until is None else [StageConfig(until, {}), StageConfig(None, {})]
+    lines = run(made_of(replace(made.config, stages=stages), tmp_path))
+    live = [line for line in lines if line.get("optimizer_steps")]
+    assert live and any(line["skipped_samples"] > 0 for line in live) is skips
+
+
+class TimedEngine(TableEngine):
+    """Says that its model took a millisecond for each submitted request, and one for each round."""
+
+    def stats(self) -> EngineStats:
+        asked = sum(map(len, self.rounds))
+        return EngineStats(forward_seconds=(asked + len(self.rounds)) / 1000)
+
+
+def test_what_is_neither_model_nor_optimizer_is_overhead(tmp_path: Path) -> None:
+    made = make(tmp_path, steps=2)
+    made.rollouts.engine = made.engine = TimedEngine()
+    for line in run(made):
+        assert line["time/generate"] == pytest.approx(0.025)  # 4 prompts, 6 samples, one round
+        work = line["time/generate"] + line["time/forward_backward"] + line["time/optimizer"]
+        assert line["time/overhead_share"] == pytest.approx(1 - work / line["time/step"])
+        assert 0 < line["time/forward_backward"] < line["time/learn"]
 
 
 def test_two_runs_of_one_seed_are_equal_but_for_the_clock(tmp_path: Path) -> None:

@@ -249,15 +249,30 @@ class Algorithm:
         weight_T = present(batch.weight_T, "weight_T").to(torch.float64)
         return torch.where(weight_T != 0, -grad_T / torch.where(weight_T != 0, weight_T, 1.0), 0.0)
 
-    def has_signal(self, batch: Batch) -> Tensor:
-        """0-d bool: whether this optimizer step can move anything: an advantage, or a penalty on a weighted token."""
+    def moving_S(self, batch: Batch) -> Tensor:
+        """[S] bool: the samples of an optimizer step, after `weights`, that can move anything: by a penalty on a weighted
+        token, or by an advantage that its correction lets through.
+
+        The others add exactly nothing to the loss and to its gradient, which is a sum over samples.
+        """
         weighted_T = present(batch.weight_T, "weight_T") != 0
         unmoved = batch.prox_T is None and self.center.scored
         if any(penalty.coef != 0 and not (unmoved and penalty.of_the_step) for penalty in self.penalties):
-            return weighted_T.any()
+            return self._any(weighted_T, batch)
+        advantage_T = weighted_T & (present(batch.advantages_T, "advantages_T") != 0)
+        if self.ratio.whole_sequence:  # its tokens share their advantages
+            advantage_T = weighted_T & self._any(advantage_T, batch)[batch.seq_T]
         if batch.correction_T is not None:
-            weighted_T = weighted_T & (batch.correction_T != 0)
-        return (weighted_T & (present(batch.advantages_T, "advantages_T") != 0)).any()
+            advantage_T = advantage_T & (batch.correction_T != 0)
+        return self._any(advantage_T, batch)
+
+    @staticmethod
+    def _any(flag_T: Tensor, batch: Batch) -> Tensor:
+        return segment_sum(flag_T, batch.seq_T, batch.samples) > 0
+
+    def has_signal(self, batch: Batch) -> Tensor:
+        """0-d bool: whether this optimizer step can move anything."""
+        return self.moving_S(batch).any()
 
     @torch.no_grad()
     def credit_stats(self, batch: Batch) -> Stats:

@@ -7,13 +7,13 @@ Left out: a KL in the reward, which is shaping and has another gradient.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from partita.algo.tokens import Tokens, present
-from partita.ops.divergence import Estimator, clamp_log_ratio
+from partita.ops.divergence import Estimator, clamp_log_ratio, k1
 
 
 class Penalty(Protocol):
@@ -29,8 +29,10 @@ class Penalty(Protocol):
         """Names of the streams it reads."""
         ...
 
-    of_the_step: ClassVar[bool]
-    """Whether it is at its minimum, without any gradient, until the policy has moved."""
+    @property
+    def of_the_step(self) -> bool:
+        """Whether it is at its minimum, without any gradient, until the policy has moved."""
+        ...
 
     def __call__(self, tokens: Tokens) -> Tensor:
         """Loss per token [T], its coefficient included."""
@@ -54,7 +56,11 @@ class KlLoss:
     coef: float
     estimator: Estimator | None
     importance_corrected: bool = False
-    of_the_step: ClassVar[bool] = False
+
+    @property
+    def of_the_step(self) -> bool:
+        """The reference is another policy."""
+        return False
 
     @property
     def needs(self) -> frozenset[str]:
@@ -89,7 +95,11 @@ class StepKl:
     coef: float
     estimator: Estimator | None
     measured_after: bool = False
-    of_the_step: ClassVar[bool] = True
+
+    @property
+    def of_the_step(self) -> bool:
+        """Not by k1, which has the same slope everywhere: only its mean over the policy's tokens is 0."""
+        return self.estimator is not k1
 
     @property
     def needs(self) -> frozenset[str]:
@@ -118,7 +128,11 @@ class EntropyBonus:
 
     coef: float
     measured_before: bool = False
-    of_the_step: ClassVar[bool] = False
+
+    @property
+    def of_the_step(self) -> bool:
+        """An entropy always has a slope."""
+        return False
 
     @property
     def needs(self) -> frozenset[str]:

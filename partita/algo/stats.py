@@ -25,6 +25,11 @@ class Stat(NamedTuple):
 
 Stats = dict[str, Stat]
 
+LOSS_METRICS = (
+    "clip_fraction", "correction/", "entropy", "kl_ref/", "kl_step/", "mismatch/", "nonfinite_logprobs", "ratio",
+)  # fmt: skip
+"""How the names of all that a loss reports begin: they are over the samples that it was computed for."""
+
 
 def iqr(value_N: Tensor) -> Tensor:
     """Interquartile range, 0-d float64, with linear interpolation between order statistics; 0 for no values."""

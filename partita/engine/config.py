@@ -111,6 +111,10 @@ class RolloutConfig:
     )
     max_concurrent_rollouts: int = key(64, "slots of the engine: completions sampled at the same time", ge=1)
     prefill_tokens: int = key(2048, "most tokens of one prefill, padding included; a longer prompt is alone", ge=1)
+    compile: bool = key(
+        False,
+        "let torch.compile write the layers that decode: some 20 s at the start, and on CPUs slower than the built-in way",
+    )
     max_head_offpolicyness: int = key(0, "weight versions that a trained sample may be old; 0 is synchronous", ge=0)
 
 

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from partita.engine.cache import Capture, DecodeLayout, PrefillLayout, Prefix, SlotCache
 from partita.engine.scheduler import Admission, Moves
+from partita.models.lean import LeanModel
 from partita.models.packed import PackedModel
 
 
@@ -40,7 +41,7 @@ class Decoder(Protocol):
 class SlotDecoder:
     """A `Decoder` over a slot cache. The caller turns gradients off."""
 
-    def __init__(self, model: PackedModel, *, slots: int, context: int, prefill_tokens: int) -> None:
+    def __init__(self, model: PackedModel | LeanModel, *, slots: int, context: int, prefill_tokens: int) -> None:
         self._model, self._prefill_tokens = model, prefill_tokens
         self._device = model.device
         self._cache = SlotCache(slots, context)

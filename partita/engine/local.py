@@ -15,9 +15,10 @@ import math
 import threading
 import time
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -30,7 +31,9 @@ from partita.engine.random import check_draw, uniforms
 from partita.engine.sampler import Knobs, sample
 from partita.engine.scheduler import Scheduler
 from partita.engine.text import StopWatch, cut_at_stop, decode
-from partita.models.packed import PackedModel, load_weights
+from partita.models.lean import LeanModel
+from partita.models.packed import PackedModel
+from partita.ops.threads import release_threads
 from partita.records import StopReason
 
 CLOSE_SECONDS = 10.0
@@ -40,7 +43,8 @@ CLOSE_SECONDS = 10.0
 class EngineStats:
     """Counts since the engine started, and where the pump spent its seconds; the rest it waited for requests.
 
-    prompt_tokens: those that were computed, each distinct prompt of a group once. peak_slots: most live at once.
+    prompt_tokens: those that were computed, each distinct prompt of a group once. forward_seconds: of prefill and decode,
+    what the model took; the rest went into sampling and bookkeeping. peak_slots: most live at once.
     """
 
     tokens: int = 0
@@ -48,6 +52,7 @@ class EngineStats:
     decode_steps: int = 0
     decode_seconds: float = 0.0
     prefill_seconds: float = 0.0
+    forward_seconds: float = 0.0
     publish_seconds: float = 0.0
     peak_slots: int = 0
 
@@ -91,7 +96,7 @@ class LocalEngine:
 
     def __init__(
         self,
-        model: PackedModel,
+        model: PackedModel | LeanModel,
         tokenizer: PreTrainedTokenizerBase,
         *,
         slots: int,
@@ -100,14 +105,14 @@ class LocalEngine:
         version: int = 0,
     ) -> None:
         """`slots` completions at a time, each of at most `context` tokens with its prompt; `version` is today's."""
-        self._model, self._context, self._version = model.eval(), context, version
+        self._model, self._context, self._version = model, context, version
         # Its own copy: a tokenizer whose padding another thread sets refuses to decode at that moment.
         self._tokenizer = copy.deepcopy(tokenizer)
         self._scheduler: Scheduler[_Job] = Scheduler(slots, prefill_tokens)
-        self._static = model.kind == "plain"
+        self._static = isinstance(model, PackedModel) and model.kind == "plain"
         self._decoder: Decoder = (
             PlainDecoder(model)
-            if self._static
+            if isinstance(model, PackedModel) and model.kind == "plain"
             else SlotDecoder(model, slots=slots, context=context, prefill_tokens=prefill_tokens)
         )
         self._stats = EngineStats()
@@ -177,6 +182,7 @@ class LocalEngine:
                 raise RuntimeError("the engine is closed")
             self._inbox.append(item)
             self._wake.notify()
+        release_threads()  # the pump computes now; whoever handed this in has nothing to do but wait
 
     def _pump(self) -> None:
         """The thread's whole life. Takes rounds and updates; gives results; woken by `_post` and `close`."""
@@ -191,6 +197,8 @@ class LocalEngine:
     def _receive(self) -> bool:
         """Take what is in the inbox, waiting when there is nothing to do; False when the engine is to end."""
         with self._wake:
+            if not self._inbox and self._scheduler.idle:
+                release_threads()
             self._wake.wait_for(lambda: self._closing or self._inbox or not self._scheduler.idle)
         while not self._closing and self._inbox:
             item = self._inbox[0]  # stays there until done, so that a crash reaches its futures
@@ -203,7 +211,7 @@ class LocalEngine:
 
     def _update(self, update: _Update) -> None:
         began = time.perf_counter()
-        load_weights(self._model, update.weights)
+        self._model.load_weights(update.weights)
         self._version = update.version
         self._scheduler.forget_prefixes()
         # The last sampled token is not in the cache yet: the next step puts it there.
@@ -217,16 +225,23 @@ class LocalEngine:
         may_start = not (self._static and self._scheduler.running)  # static batches start when nothing is live
         while may_start and not self._closing and (admission := self._scheduler.admit()) is not None:
             self._stats.prompt_tokens += sum(map(len, admission.prefill))
-            self._advance(admission.starts[0].first, self._decoder.start(admission))
+            self._advance(admission.starts[0].first, self._forward(partial(self._decoder.start, admission)))
         prefilled = time.perf_counter()
         self._stats.prefill_seconds += prefilled - began
         jobs = self._scheduler.running
         if jobs and not self._closing:
             positions = [len(job.prompt_ids) + len(job.ids) - 1 for job in jobs]
-            self._advance(0, self._decoder.step([job.ids[-1] for job in jobs], positions))
+            ids = [job.ids[-1] for job in jobs]
+            self._advance(0, self._forward(partial(self._decoder.step, ids, positions)))
             self._stats.decode_steps += 1
             self._stats.decode_seconds += time.perf_counter() - prefilled
         self._deliver()
+
+    def _forward(self, compute: Callable[[], Tensor]) -> Tensor:
+        began = time.perf_counter()
+        logits_BV = compute()
+        self._stats.forward_seconds += time.perf_counter() - began
+        return logits_BV
 
     def _advance(self, first: int, logits_BV: Tensor) -> None:
         """Sample one token for the rows from `first` on and take out those that are finished."""

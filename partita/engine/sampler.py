@@ -4,7 +4,7 @@ Rows of one batch may be sampled in different ways (training at temperature 1 be
 always of the full softmax at the sampling temperature (at 1 for greedy), because that is what the trainer computes:
 with a filter they are not those of the distribution that was sampled from.
 
-Shapes: B rows, R the rows that have some token excluded, V vocabulary, C blocks of it, I tokens of a block.
+Shapes: B rows, R the rows with filters, F forbidden ids, V vocabulary, C blocks of it, I tokens of a block.
 Left out: random numbers (`engine.random`), penalties and bias terms.
 """
 
@@ -28,8 +28,8 @@ BLOCK = 256
 class Knobs:
     """The sampling settings of a batch as tensors; each is None when no row needs it.
 
-    temperature_B1 is 1 for greedy rows. rows_R are the rows that exclude tokens, with their filters; forbidden_RV is
-    True for stop ids of rows that are still below `min_new_tokens`.
+    temperature_B1 is 1 for greedy rows. rows_R are the rows with filters. forbidden_F are the stop ids of rows that are
+    still below `min_new_tokens`, and forbids_BF says which row forbids which.
     """
 
     temperature_B1: Tensor | None
@@ -39,13 +39,14 @@ class Knobs:
     top_k_max: int
     top_p_R: Tensor | None
     min_p_R: Tensor | None
-    forbidden_RV: Tensor | None
+    forbidden_F: Tensor | None
+    forbids_BF: Tensor | None
 
     @staticmethod
     def of(samplings: Sequence[Sampling], generated: Sequence[int], vocabulary: int, device: torch.device) -> Knobs:
         """Settings of B rows, of which row b has `generated[b]` tokens so far."""
         early = [n < s.min_new_tokens and bool(s.stop_ids) for s, n in zip(samplings, generated, strict=True)]
-        rows = [b for b, s in enumerate(samplings) if early[b] or s.top_k > 0 or s.top_p < 1 or s.min_p > 0]
+        rows = [b for b, s in enumerate(samplings) if s.top_k > 0 or s.top_p < 1 or s.min_p > 0]
         chosen = [samplings[b] for b in rows]
 
         def column(values: Sequence[float], neutral: float, dtype: torch.dtype) -> Tensor | None:
@@ -54,13 +55,9 @@ class Knobs:
             return torch.tensor(values, dtype=dtype, device=device)
 
         top_k = [s.top_k if s.top_k < vocabulary else 0 for s in chosen]
-        forbidden = None
-        if any(early):
-            forbidden = torch.zeros(len(rows), vocabulary, dtype=torch.bool)
-            for r, b in enumerate(rows):
-                if early[b]:
-                    forbidden[r, [stop for stop in samplings[b].stop_ids if stop < vocabulary]] = True
-            forbidden = forbidden.to(device)
+        banned = [set(s.stop_ids) if is_early else set[int]() for s, is_early in zip(samplings, early, strict=True)]
+        forbidden = sorted(stop for stop in set[int]().union(*banned) if stop < vocabulary)
+        forbids = [[stop in mine for stop in forbidden] for mine in banned] if forbidden else None
         temperature = column([s.temperature or 1.0 for s in samplings], 1.0, torch.float64)
         return Knobs(
             temperature_B1=None if temperature is None else temperature[:, None],
@@ -70,7 +67,8 @@ class Knobs:
             top_k_max=max(top_k, default=0),
             top_p_R=column([s.top_p if s.top_p < 1 else 2.0 for s in chosen], 2.0, torch.float64),  # 2: out of reach
             min_p_R=column([s.min_p for s in chosen], 0.0, torch.float64),
-            forbidden_RV=forbidden,
+            forbidden_F=torch.tensor(forbidden, device=device) if forbidden else None,
+            forbids_BF=torch.tensor(forbids, device=device) if forbids else None,
         )
 
 
@@ -81,18 +79,21 @@ def sample(logits_BV: Tensor, uniform_B: Tensor, knobs: Knobs) -> tuple[Tensor, 
     """
     if knobs.temperature_B1 is not None:
         logits_BV = logits_BV / knobs.temperature_B1.to(logits_BV.dtype)
-    top_B1 = logits_BV.amax(-1, keepdim=True)
-    weights_BV = (logits_BV - top_B1).exp_()
+    allowed_BV, banned_BF = _without_forbidden(logits_BV, knobs)
+    top_B1 = allowed_BV.amax(-1, keepdim=True)
+    weights_BV = (allowed_BV - top_B1).exp_()
     total_B1 = None
     if knobs.rows_R is not None:
         total_B1 = weights_BV.sum(-1, keepdim=True)
-        weights_BV[knobs.rows_R] = _filtered(logits_BV[knobs.rows_R], knobs)
+        weights_BV[knobs.rows_R] = _filtered(allowed_BV[knobs.rows_R], knobs)
     ids_B, sum_B1 = draw(weights_BV, uniform_B)
     if knobs.greedy_B is not None:
         # of the logits, not of the weights: exponentials of nearly equal logits may round to the same number
-        allowed_BV = logits_BV if knobs.rows_R is None else logits_BV.masked_fill(weights_BV == 0, -torch.inf)
-        ids_B = torch.where(knobs.greedy_B, allowed_BV.argmax(-1), ids_B)
+        left_BV = allowed_BV if knobs.rows_R is None else allowed_BV.masked_fill(weights_BV == 0, -torch.inf)
+        ids_B = torch.where(knobs.greedy_B, left_BV.argmax(-1), ids_B)
     normaliser_B1 = top_B1 + (sum_B1 if total_B1 is None else total_B1).log()
+    if banned_BF is not None:  # the log-prob is of the full softmax, with what could not be drawn
+        normaliser_B1 = torch.cat([normaliser_B1, banned_BF], 1).logsumexp(1, keepdim=True)
     return ids_B, (logits_BV.gather(1, ids_B[:, None]) - normaliser_B1)[:, 0]
 
 
@@ -131,10 +132,18 @@ def invert(cumulative_BN: Tensor, target_B1: Tensor) -> Tensor:
     return found_B1.clamp_(max=cumulative_BN.shape[1] - 1)  # only sums that are not finite get there
 
 
+def _without_forbidden(logits_BV: Tensor, knobs: Knobs) -> tuple[Tensor, Tensor | None]:
+    """The logits with forbidden ones at minus infinity, and those [B, F], the others at minus infinity."""
+    if knobs.forbidden_F is None or knobs.forbids_BF is None:
+        return logits_BV, None
+    chosen_BF = logits_BV[:, knobs.forbidden_F]
+    allowed_BV = logits_BV.clone()
+    allowed_BV[:, knobs.forbidden_F] = chosen_BF.masked_fill(knobs.forbids_BF, -torch.inf)
+    return allowed_BV, chosen_BF.masked_fill(~knobs.forbids_BF, -torch.inf)
+
+
 def _filtered(logits_RV: Tensor, knobs: Knobs) -> Tensor:
     """Unnormalised probabilities after the filters, in vLLM's order: min-p, top-k, then top-p on what these leave."""
-    if knobs.forbidden_RV is not None:
-        logits_RV = logits_RV.masked_fill(knobs.forbidden_RV, -torch.inf)
     weights_RV = (logits_RV - logits_RV.max(-1, keepdim=True).values).exp_()
     if knobs.min_p_R is not None:  # relative to the likeliest token, whose weight is 1
         weights_RV = weights_RV.masked_fill(weights_RV < knobs.min_p_R[:, None], 0)

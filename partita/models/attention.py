@@ -19,10 +19,6 @@ from transformers import AttentionInterface, AttentionMaskInterface
 ATTENTION = "partita"
 # Keywords that families pass along and that carry nothing a layout must honour.
 HARMLESS = {"position_ids", "use_cache", "output_attentions", "cache_position", "is_causal", "output_router_logits"}
-# On a CPU the fused kernel's bfloat16 backward pass takes three times as long as matrix products do up to about this
-# many keys (64 rows, 9 heads, 32 queries, 77 keys: 27 ms against 8); at 300 keys they are equal, beyond it saves
-# memory too.
-FEW_KEYS = 256
 
 
 class Layout(Protocol):
@@ -47,8 +43,7 @@ def attend_masked(q: Tensor, k: Tensor, v: Tensor, allowed: Tensor, rule: Rule) 
 
     Every query must be allowed at least one key.
     """
-    small = q.device.type == "cpu" and q.dtype in (torch.bfloat16, torch.float16) and k.shape[2] <= FEW_KEYS
-    if rule.softcap is not None or rule.sinks_H is not None or small:
+    if rule.softcap is not None or rule.sinks_H is not None:
         return _by_products(q, k, v, allowed, rule)
     grouped = q.shape[1] != k.shape[1]
     if grouped and q.device.type != "cpu":  # with a mask, only the slow kernel takes grouped heads on a GPU

@@ -1,129 +1,137 @@
-"""Where the tokens of a packed micro-batch meet in attention: tiles of rows that are padded together.
+"""Where the tokens of a packed micro-batch meet in attention: blocks of rows that follow the same prefixes.
 
 Every prefix attends to itself; every row attends to its prefix and to itself; nothing attends across rows.
 
-Shapes: N model-input tokens, R rows of one tile, Q query tokens, L keys, H query heads, K key/value heads, D head
-width. Left out: the attention kernel, which is `attention.attend_masked`.
+Shapes: N model-input tokens, H query heads, K key/value heads, D head width, U units of a block (see `blocks`).
+Left out: the products themselves, which are `blocks.attend_blocks`, and on CUDA `flex`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from math import inf
 
 import torch
 from torch import Tensor
 
-from partita.models.attention import Rule, attend_masked
-from partita.ops.packing import Packed
+from partita.models.attention import Rule
+from partita.models.blocks import PAIRS, Block, Slots, Step, Work, attend_blocks, plan
+from partita.models.flex import FlexMasks, honours
+from partita.ops.packing import Packed, Span
 
-# A tile takes one more row while its padded area stays below WASTE times its real one, or below CHEAP query-key
-# pairs.
-WASTE = 1.25
-CHEAP = 1 << 16
-
-
-@dataclass
-class Tile:
-    """Rows of similar length: indices into N of their queries [R, Q] and keys [R, L], padded on the right with token
-    0.
-    """
-
-    query_RQ: Tensor
-    key_RL: Tensor
-    query_real_RQ: Tensor
-    key_real_RL: Tensor
-    query_position_RQ: Tensor
-    key_position_RL: Tensor
-    masks: dict[int | None, Tensor] = field(default_factory=dict[int | None, Tensor])
-
-    def allowed(self, window: int | None) -> Tensor:
-        """[R, 1, Q, L]. Padded queries may see everything, so that no softmax is over nothing."""
-        if window not in self.masks:
-            behind = self.query_position_RQ[:, :, None] - self.key_position_RL[:, None, :]
-            allowed = (behind >= 0) & self.key_real_RL[:, None, :]
-            if window is not None:
-                allowed &= behind < window
-            self.masks[window] = (allowed | ~self.query_real_RQ[:, :, None])[:, None]
-        return self.masks[window]
+# What a block costs beside its query-key pairs, in pairs: one block more is worth this much less padding.
+BLOCK = 1 << 14
+NOTHING = Span(0, 0, 0)
 
 
 class PackedLayout:
     """The `Layout` of one packed micro-batch; it may serve several forward calls, one after the other or at once."""
 
     def __init__(self, packed: Packed, device: torch.device) -> None:
-        members: list[tuple[Sequence[int], Sequence[int]]] = []
-        for prefix in packed.prefixes:
-            own = range(prefix.start, prefix.start + prefix.length)
-            members.append((own, own))
-        for row, prefix in zip(packed.rows, (packed.prefixes[g] for g in packed.prefix_of_row), strict=True):
-            own = range(row.start, row.start + row.length)
-            members.append((own, [*range(prefix.start, prefix.start + prefix.length), *own]))
-        groups = _similar([(len(queries), len(keys)) for queries, keys in members])
-        self.tiles = [_tile([members[i] for i in group], packed.position_N, device) for group in groups]
-        slot_N = torch.empty_like(packed.ids_N)
-        before = 0
-        for tile in self.tiles:
-            slots = torch.arange(before, before + tile.query_RQ.numel()).view(tile.query_RQ.shape)
-            real = tile.query_real_RQ.cpu()
-            slot_N[tile.query_RQ.cpu()[real]] = slots[real]
-            before += slots.numel()
-        self.slot_N = slot_N.to(device)
+        groups = [(prefix, list[Span]()) for prefix in packed.prefixes]
+        for row, at in zip(packed.rows, packed.prefix_of_row, strict=True):
+            if row.length:
+                groups[at][1].append(row)
+        self.blocks: list[Block] = []
+        # rows after an empty prefix have nothing before them: they may lie in one unit
+        alone = [row for prefix, rows in groups if not prefix.length for row in rows]
+        self.blocks += _Family([NOTHING], [alone]).blocks(None)
+        for family in _families([group for group in groups if group[0].length]):
+            prefixes = family.prefix_block()
+            self.blocks += [prefixes, *family.blocks(len(self.blocks))]
+        self._flex = FlexMasks(packed, device) if device.type == "cuda" else None
+        self._device = device
+        self._slots: dict[int, Slots] = {}
+        self._plans: dict[int | None, list[Step]] = {}
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, rule: Rule) -> Tensor:
         """See `Layout`. B is 1: the whole micro-batch is one row of N tokens."""
-        q_N, k_N, v_N = (x[0].transpose(0, 1) for x in (q, k, v))
-        outs: list[Tensor] = []
-        for tile in self.tiles:
-            out = attend_masked(
-                _take(q_N, tile.query_RQ),
-                _take(k_N, tile.key_RL),
-                _take(v_N, tile.key_RL),
-                tile.allowed(rule.window),
-                rule,
+        if self._flex is not None and honours(q, v, rule):
+            return self._flex.attend(q, k, v, rule)
+        if rule.window not in self._plans:
+            self._plans[rule.window] = plan(self.blocks, rule.window)
+        heads = k.shape[1]
+        if heads not in self._slots:
+            self._slots[heads] = Slots(self.blocks, heads, self._device)
+        q_N, k_N, v_N = (x.squeeze(0).transpose(0, 1) for x in (q, k, v))
+        return attend_blocks(q_N, k_N, v_N, Work(self._slots[heads], self._plans[rule.window], rule))[None]
+
+
+class _Family:
+    """Prefixes that lie in one block, and the rows after each: the longest of each in one block, and so on."""
+
+    def __init__(self, prefixes: Sequence[Span], rows: Sequence[Sequence[Span]]) -> None:
+        self.prefixes = prefixes
+        self.before = max(prefix.length for prefix in prefixes)
+        self.lead = tuple(self.before - prefix.length for prefix in prefixes)
+        most = max(len(some) for some in rows)
+        ordered = [[*sorted(some, key=_shorter), *[NOTHING] * (most - len(some))] for some in rows]
+        # one row of each prefix; the same number of every prefix lies in a block
+        self.ranks = list(zip(*ordered, strict=True))
+        self.width = [max(row.length for row in rank) for rank in self.ranks]
+        self.cuts, cost = self._cut()
+        self.cost = cost + self._pairs(1, self.before, 0) + BLOCK
+
+    def _pairs(self, count: int, width: int, before: int) -> float:
+        """Query-key pairs of a block with `count` rows per prefix; several rows must fit into one step."""
+        rows = len(self.prefixes) * count
+        pairs = rows * width * (before + width)
+        return pairs if rows == 1 or pairs <= PAIRS else inf
+
+    def _cut(self) -> tuple[list[tuple[int, int]], float]:
+        """First and end of the ranks in each block, such that pairs and blocks cost least, and that cost."""
+        best: list[tuple[float, int]] = [(0, 0)]
+        for end in range(1, len(self.ranks) + 1):
+            found = (inf, 0)
+            for first in range(end - 1, -1, -1):
+                pairs = self._pairs(end - first, self.width[first], self.before)
+                if pairs == inf:
+                    break
+                found = min(found, (best[first][0] + pairs + BLOCK, first))
+            best.append(found)
+        cuts, end = list[tuple[int, int]](), len(self.ranks)
+        while end and best[-1][0] < inf:
+            cuts.append((best[end][1], end))
+            end = best[end][1]
+        return cuts[::-1], best[-1][0]
+
+    def prefix_block(self) -> Block:
+        """The prefixes, one row each."""
+        return Block(tuple(_ends(prefix) for prefix in self.prefixes), self.before, self.lead)
+
+    def blocks(self, shared: int | None) -> list[Block]:
+        """The rows, after the prefixes in block `shared`."""
+        return [
+            Block(
+                tuple(_ends(rank[u]) for u in range(len(self.prefixes)) for rank in self.ranks[first:end]),
+                self.width[first],
+                self.lead,
+                self.before,
+                shared,
             )
-            outs.append(out.transpose(1, 2).flatten(0, 1))
-        return torch.cat(outs).index_select(0, self.slot_N)[None]
+            for first, end in self.cuts
+        ]
 
 
-def _take(x_N: Tensor, index: Tensor) -> Tensor:
-    """[N, H, D] at [R, Q] -> [R, H, Q, D]."""
-    return x_N.index_select(0, index.flatten()).unflatten(0, index.shape).transpose(1, 2)
-
-
-def _similar(shapes: Sequence[tuple[int, int]]) -> list[list[int]]:
-    """Group (queries, keys) shapes so that padding each group to its largest shape wastes little; empty ones are left
-    out.
-    """
-    groups: list[list[int]] = []
-    real = widest = 0
-    for i in sorted((i for i, shape in enumerate(shapes) if shape[0]), key=lambda i: (-shapes[i][1], -shapes[i][0])):
-        queries, keys = shapes[i]
-        padded = (len(groups[-1]) + 1) * max(widest, queries) * shapes[groups[-1][0]][1] if groups else 0
-        if groups and padded <= max(WASTE * (real + queries * keys), CHEAP):
-            groups[-1].append(i)
-            real, widest = real + queries * keys, max(widest, queries)
+def _families(groups: Sequence[tuple[Span, Sequence[Span]]]) -> list[_Family]:
+    """Groups with prefixes of similar length together where that costs less."""
+    found: list[_Family] = []
+    members: list[tuple[Span, Sequence[Span]]] = []
+    for group in sorted(groups, key=lambda group: _shorter(group[0])):
+        alone = _Family([group[0]], [group[1]])
+        joined = _Family(*zip(*members, group, strict=True)) if members else alone
+        if members and joined.cost <= found[-1].cost + alone.cost:
+            found[-1] = joined
+            members.append(group)
         else:
-            groups.append([i])
-            real, widest = queries * keys, queries
-    return groups
+            found.append(alone)
+            members = [group]
+    return found
 
 
-def _tile(members: Sequence[tuple[Sequence[int], Sequence[int]]], position_N: Tensor, device: torch.device) -> Tile:
-    query_RQ, query_real_RQ = _pad([queries for queries, _ in members])
-    key_RL, key_real_RL = _pad([keys for _, keys in members])
-    return Tile(
-        query_RQ.to(device),
-        key_RL.to(device),
-        query_real_RQ.to(device),
-        key_real_RL.to(device),
-        position_N[query_RQ].to(device),
-        position_N[key_RL].to(device),
-    )
+def _shorter(span: Span) -> int:
+    return -span.length
 
 
-def _pad(rows: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
-    """Index lists padded on the right with 0, and which entries are real."""
-    width = max(len(row) for row in rows)
-    index = torch.tensor([[*row, *[0] * (width - len(row))] for row in rows])
-    return index, torch.arange(width) < torch.tensor([len(row) for row in rows])[:, None]
+def _ends(span: Span) -> tuple[int, int]:
+    return span.start, span.start + span.length

@@ -16,6 +16,7 @@ from torch import nn
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
 
 from partita.models.embedded import NAME, embedded_folder
+from partita.models.fused import fuse
 from partita.models.packed import PackedModel
 from partita.models.quiet import quiet
 from partita.models.selfcheck import self_check
@@ -80,6 +81,7 @@ def load_causal_lm(
     _check_complete(path, report)
     lm.to(device)
     notes = list(_no_dropout(lm))
+    fuse(lm)
     with quiet():
         verdict = self_check(lm)
     model = PackedModel(lm, kind=verdict.kind, padded=verdict.padded, known_head=verdict.known_head).eval()

@@ -11,7 +11,7 @@ call.
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -22,6 +22,7 @@ from partita.models.attention import Layout
 from partita.models.heads import head_rule
 from partita.models.layout import PackedLayout
 from partita.models.plain import PlainState, decode, hidden_states, prefill
+from partita.ops.linear_head import LinearHead
 from partita.ops.logprobs import Side, chunk_tokens, full_kl, token_logprobs
 from partita.ops.packing import Packed
 
@@ -90,11 +91,14 @@ class PackedModel(nn.Module):
         Works under autocast; `packed` may lie on another device than the weights. Raises ValueError for a model of
         another vocabulary.
         """
-        own, chunk = self._side(packed), chunk_tokens(self.vocabulary)
-        target_T = packed.target_T.to(self.device)
+        own, linear = self._side(packed), self._linear_head()
+        head = own.head if linear is None else linear
+        dtype = torch.float32 if linear is None else linear.product_dtype
         logprobs_T, entropy_T = token_logprobs(
-            own.head, own.hidden_TD, target_T, chunk=chunk, temperature=temperature, entropy=entropy
-        )
+            head, own.hidden_TD, packed.target_T.to(self.device), chunk=chunk_tokens(self.vocabulary, dtype),
+            temperature=temperature, entropy=entropy,
+        )  # fmt: skip
+        chunk = chunk_tokens(self.vocabulary)
         ref_T = old_T = None
         if against is not None and against.reference is not None:
             ref_T = full_kl(own, self._fixed(against.reference, packed), chunk=chunk, temperature=temperature)
@@ -138,6 +142,13 @@ class PackedModel(nn.Module):
     def _head(self, hidden_TD: Tensor) -> Tensor:
         return self.rule(self.lm.get_output_embeddings()(hidden_TD))
 
+    def _linear_head(self) -> LinearHead | None:
+        """The head as one matrix product, where it is no more than that; adapters and sharding change its type."""
+        head = self.lm.get_output_embeddings()
+        if not self.known_head or type(head) is not nn.Linear:
+            return None
+        return LinearHead(head.weight, head.bias, self.rule.scale, self.rule.softcap)
+
     def logits(self, hidden_TD: Tensor) -> Tensor:
         """The head as the family applies it (soft-cap, logit scale), in at least float32."""
         logits_TV = self._head(hidden_TD)
@@ -162,6 +173,17 @@ class PackedModel(nn.Module):
         the state when all rows are done.
         """
         return prefill(self.lm, prompts, padded=self.padded)
+
+    @torch.no_grad()
+    def load_weights(self, given: Iterable[tuple[str, Tensor]]) -> None:
+        """Copy weights into the model's own memory, cast to its dtype. Raises ValueError for unknown, missing or
+        misshapen ones, before anything is changed. A weight that is the model's own costs nothing: policy and sampler
+        may be one model.
+        """
+        own = dict(self.lm.named_parameters())
+        for name, tensor in matched({name: p.shape for name, p in own.items()}, given).items():
+            if tensor.data_ptr() != own[name].data_ptr():
+                own[name].copy_(tensor)
 
     @torch.no_grad()
     def plain_step(self, state: PlainState, tokens_B: Sequence[int]) -> Tensor:
@@ -192,18 +214,14 @@ def weights(model: PackedModel) -> Iterator[tuple[str, Tensor]]:
         yield name, parameter.detach()
 
 
-@torch.no_grad()
-def load_weights(model: PackedModel, given: Iterable[tuple[str, Tensor]]) -> None:
-    """Copy weights into the model's own memory, cast to its dtype. Raises ValueError for unknown, missing or
-    misshapen ones.
-    """
-    own = dict(model.lm.named_parameters())
-    open_names = set(own)
+def matched(shapes: Mapping[str, torch.Size], given: Iterable[tuple[str, Tensor]]) -> dict[str, Tensor]:
+    """The given weights by name. Raises ValueError for unknown, missing or misshapen ones."""
+    found = dict[str, Tensor]()
     for name, tensor in given:
-        if name not in own or own[name].shape != tensor.shape:
-            known = f"has shape {tuple(own[name].shape)} here" if name in own else "is not a weight of this model"
+        if shapes.get(name) != tensor.shape:
+            known = f"has shape {tuple(shapes[name])} here" if name in shapes else "is not a weight of this model"
             raise ValueError(f"weight {name}, shape {tuple(tensor.shape)}: {known}")
-        own[name].copy_(tensor)
-        open_names.discard(name)
-    if open_names:
-        raise ValueError(f"{len(open_names)} weights were not given, among them {sorted(open_names)[:3]}")
+        found[name] = tensor
+    if missing := sorted(set(shapes) - set(found)):
+        raise ValueError(f"{len(missing)} weights were not given, among them {missing[:3]}")
+    return found

@@ -10,6 +10,7 @@ configuration.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -19,7 +20,9 @@ import torch
 from torch import Tensor
 
 from partita.models.attention import ATTENTION, Rule, attend_masked, register
-from partita.models.packed import Kind, PackedModel
+from partita.models.layers import layer_types, layer_windows
+from partita.models.lean import LeanModel, lean_reason
+from partita.models.packed import Kind, PackedModel, cast_copy
 from partita.ops.packing import Packed, pack
 from partita.records import Row
 
@@ -94,13 +97,47 @@ def self_check(lm: Any) -> Verdict:
     )
 
 
+@torch.no_grad()
+def decoding_copy(
+    model: PackedModel, dtype: torch.dtype, *, alone: bool, compiled: bool = False
+) -> tuple[PackedModel | LeanModel, str]:
+    """A model that decodes what `model` says, in `dtype`, with weights of its own, and a note on which way it goes.
+
+    Lean where the modules have the common shape and the log-probs of random rows agree: in float32 within its rounding, in
+    bfloat16 as closely as the family's modules do in that precision. alone: `model` is never changed by somebody else while
+    the other decodes, so that modules in the same precision may be shared instead of copied. compiled: by torch.compile,
+    whose time the note tells.
+    """
+    reason = lean_reason(model)
+    if not reason:
+        lean, began = LeanModel(model, dtype, compiled=compiled), time.perf_counter()
+        gap, limit = _lean_gap(model, lean)
+        how = f", compiled in {time.perf_counter() - began:.0f} s" if compiled else ""
+        if gap <= limit:
+            return lean, f"decoding over fused layers{how}, checked: {gap:.1e} nats from the policy (limit {limit:.1g})"
+        reason = f"fused layers are off by {gap:.2g} nats (limit {limit:.1g})"
+    own = next(model.parameters()).dtype
+    sampler = model if alone and dtype == own else cast_copy(model, dtype)
+    left = "; rollout.compile has no effect on them" if compiled else ""
+    return sampler, f"decoding through the family's modules (slower), because: {reason}{left}"
+
+
+def _lean_gap(model: PackedModel, lean: LeanModel) -> tuple[float, float]:
+    """Distance of the lean way's log-probs from the model's own, and what rounding explains."""
+    rows = _rows(model.lm.config.get_text_config())
+    half = lean.dtype not in LIMITS
+    probe = Probe(rows, (), 0.0, half)
+    probe = replace(probe, truth=tuple(_trained(model, probe)))
+    gap = probe.gap(_slot_decoded(lean, probe, Slots()))
+    if not half:
+        return gap, LIMITS[lean.dtype]
+    with torch.autocast(model.device.type, dtype=lean.dtype):
+        noise = probe.gap(_trained(model, probe))
+    return gap, OWN_NOISE * noise
+
+
 def _probe(lm: Any) -> Probe:
-    config = lm.config.get_text_config()
-    window = max((w for w in _windows(config) if w is not None), default=0)
-    shared = window + 3 if 0 < window <= PROBE_WINDOW else 12
-    generator = torch.Generator().manual_seed(0)
-    ids = torch.randint(0, config.vocab_size, (3, shared + 9), generator=generator).tolist()
-    rows = (tuple(ids[0][: shared + 5]), (*ids[0][:shared], *ids[1][shared:]), tuple(ids[2][: shared + 2]))
+    rows = _rows(lm.config.get_text_config())
     limit = LIMITS.get(lm.dtype, HALF_LIMIT)
     probe = Probe(rows, tuple(_own(lm, rows)), limit, lm.dtype not in LIMITS)
     if lm.config._attn_implementation != "sdpa":
@@ -111,6 +148,15 @@ def _probe(lm: Any) -> Probe:
     return replace(
         probe, limit=min(max(limit, OWN_NOISE * noise), MOST_NOISE * limit) if noise < float("inf") else limit
     )
+
+
+def _rows(config: Any) -> tuple[tuple[int, ...], ...]:
+    """Random rows, of which the first two share a prefix that is longer than a short sliding window."""
+    window = max((w for w in layer_windows(config) if w is not None), default=0)
+    shared = window + 3 if 0 < window <= PROBE_WINDOW else 12
+    generator = torch.Generator().manual_seed(0)
+    ids = torch.randint(0, config.vocab_size, (3, shared + 9), generator=generator).tolist()
+    return tuple(ids[0][: shared + 5]), (*ids[0][:shared], *ids[1][shared:]), tuple(ids[2][: shared + 2])
 
 
 def _attempt(probe: Probe, logprobs: Callable[[], Sequence[Tensor]]) -> float:
@@ -124,7 +170,7 @@ def _attempt(probe: Probe, logprobs: Callable[[], Sequence[Tensor]]) -> float:
 
 def _static_reason(lm: Any) -> str:
     """What the configuration already rules out: state that a key/value cache does not hold."""
-    strange = set(_layer_types(lm.config.get_text_config())) - KNOWN_LAYERS
+    strange = set(layer_types(lm.config.get_text_config())) - KNOWN_LAYERS
     if lm._is_stateful or strange:
         return f"layers with recurrent state or their own masks ({', '.join(sorted(strange)) or 'by the model class'})"
     return ""
@@ -143,23 +189,10 @@ def _packed_reason(lm: Any, probe: Probe) -> tuple[str, float]:
     gap = max(packed, slotted)
     if not gap <= probe.limit:
         return f"packed rows are off by {packed:.2g}, cached ones by {slotted:.2g} nats (limit {probe.limit:.1g})", gap
-    expected = _windows(lm.config.get_text_config())
+    expected = layer_windows(lm.config.get_text_config())
     if expected != slots.windows:
         return f"its layers ask for sliding windows {slots.windows}, its configuration says {expected}", gap
     return "", gap
-
-
-def _layer_types(config: Any) -> list[str]:
-    return list(config.to_dict().get("layer_types") or [])
-
-
-def _windows(config: Any) -> list[int | None]:
-    """The sliding window of each layer by the configuration."""
-    values = config.to_dict()
-    window, types = values.get("sliding_window"), _layer_types(config)
-    if types:
-        return [window if kind == "sliding_attention" else None for kind in types]
-    return [window if values.get("use_sliding_window") is not False else None] * config.num_hidden_layers
 
 
 def _chosen(logits_LV: Tensor, row: Sequence[int]) -> Tensor:
@@ -210,7 +243,7 @@ def _plain_decoded(model: PackedModel, probe: Probe) -> list[Tensor]:
     ]
 
 
-def _slot_decoded(model: PackedModel, probe: Probe, slots: Slots) -> list[Tensor]:
+def _slot_decoded(model: PackedModel | LeanModel, probe: Probe, slots: Slots) -> list[Tensor]:
     """Log-probs by decoding token by token; slot b starts b steps late, so that slots stand at different positions."""
     rows, device = probe.rows, model.device
     seen: list[list[Tensor]] = [[] for _ in rows]

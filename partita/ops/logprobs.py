@@ -14,12 +14,14 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint  # pyright: ignore[reportUnknownVariableType]
 
+from partita.ops.linear_head import LinearHead, linear_logprobs
+
 Head = Callable[[Tensor], Tensor]
 Pair = tuple[Tensor, Tensor]
 
-# 12 million logits are 48 MiB in float32: small beside any model, yet enough rows to keep a matrix product busy. Above
-# 32 MiB glibc gives every array memory of its own; half this size, on its heap, left holes of 2 GB in one pass.
-CHUNK_LOGITS = 3 << 22
+# 48 MiB of logits: small beside any model, yet enough rows to keep a matrix product busy. Above 32 MiB glibc gives every
+# array memory of its own; half this size, on its heap, left holes of 2 GB in one pass.
+CHUNK_BYTES = 3 << 24
 
 
 @dataclass(frozen=True)
@@ -34,16 +36,17 @@ class Side:
     fixed: bool = False
 
 
-def chunk_tokens(vocabulary: int) -> int:
-    """How many tokens' logits are computed at a time for a vocabulary of this size."""
-    return max(1, CHUNK_LOGITS // vocabulary)
+def chunk_tokens(vocabulary: int, dtype: torch.dtype = torch.float32) -> int:
+    """How many tokens' logits of this dtype are computed at a time for a vocabulary of this size."""
+    return max(1, CHUNK_BYTES // (vocabulary * dtype.itemsize))
 
 
 def token_logprobs(
-    head: Head, hidden_TD: Tensor, target_T: Tensor, *, chunk: int, temperature: float = 1.0, entropy: bool = False
-) -> tuple[Tensor, Tensor | None]:
+    head: Head | LinearHead, hidden_TD: Tensor, target_T: Tensor, *, chunk: int, temperature: float = 1.0,
+    entropy: bool = False,
+) -> tuple[Tensor, Tensor | None]:  # fmt: skip
     """Log-probs in nats [T] of `target_T` under the full softmax of `head(hidden) / temperature`, and entropies [T]
-    if asked.
+    if asked. A head that is a LinearHead is fast; any other function of hidden states works.
 
     The head's output is brought to at least float32 before anything else is done to it: in bfloat16 the log-softmax
     alone would be off by several percent of a ratio. Logits of `chunk` tokens are alive at once, forward and
@@ -54,6 +57,8 @@ def token_logprobs(
     if target_T.shape[0] == 0:
         empty_T = _empty(hidden_TD)
         return empty_T, (empty_T if entropy else None)
+    if isinstance(head, LinearHead):
+        return linear_logprobs(head, hidden_TD, target_T, chunk=chunk, temperature=temperature, entropy=entropy)
     chunks = [
         _chunk(head, hidden_TD[t : t + chunk], target_T[t : t + chunk], temperature, entropy)
         for t in range(0, target_T.shape[0], chunk)

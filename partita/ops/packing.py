@@ -7,8 +7,11 @@ Left out: attention. `models.packed` turns the spans below into masks; nothing h
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from itertools import chain, compress
+from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -63,59 +66,61 @@ def pack(samples: Sequence[Sequence[Row]], group_of_sample: Sequence[int]) -> Pa
     by_group: dict[int, list[tuple[int, Row]]] = {}
     for s, (rows, group) in enumerate(zip(samples, group_of_sample, strict=True)):
         by_group.setdefault(group, []).extend((s, row) for row in rows)
-    tape = _Tape()
-    prefixes: list[Span] = []
-    spans: list[Span] = []
-    prefix_of_row: list[int] = []
-    trained_of_sample: list[list[tuple[int, int]]] = [[] for _ in samples]
+    ids, tape, prefixes, laid = list[int](), list[Span](), list[Span](), list[_Laid]()
     for members in filter(None, by_group.values()):
         shared = common_prefix([row.ids for _, row in members])
-        prefixes.append(tape.append(members[0][1].ids[:shared], 0))
+        prefixes.append(Span(len(ids), shared, 0))
+        tape.append(prefixes[-1])
+        ids += members[0][1].ids[:shared]
         for s, row in members:
-            spans.append(tape.append(row.ids[shared:], shared))
-            prefix_of_row.append(len(prefixes) - 1)
-            trained_of_sample[s] += _trained(row, prefixes[-1], spans[-1])
-    flat = [pair for pairs in trained_of_sample for pair in pairs]
+            laid.append(_Laid(s, row, len(prefixes) - 1, Span(len(ids), len(row.ids) - shared, shared)))
+            tape.append(laid[-1].own)
+            ids += row.ids[shared:]
+    source_T, target_T = _trained(laid, prefixes)
+    offset_N = np.repeat([span.start - span.position for span in tape], [span.length for span in tape])
     return Packed(
-        ids_N=torch.tensor(tape.ids, dtype=torch.long),
-        position_N=torch.tensor(tape.positions, dtype=torch.long),
+        ids_N=torch.as_tensor(np.array(ids, np.int64)),
+        position_N=torch.as_tensor(np.arange(len(ids)) - offset_N.astype(np.int64)),
         prefixes=tuple(prefixes),
-        rows=tuple(spans),
-        prefix_of_row=tuple(prefix_of_row),
-        source_T=torch.tensor([at for at, _ in flat], dtype=torch.long),
-        target_T=torch.tensor([token for _, token in flat], dtype=torch.long),
+        rows=tuple(one.own for one in laid),
+        prefix_of_row=tuple(one.prefix for one in laid),
+        source_T=source_T,
+        target_T=target_T,
     )
 
 
-@dataclass
-class _Tape:
-    """Model input as it grows."""
+@dataclass(frozen=True)
+class _Laid:
+    """A row of sample `sample` in the packed input: which prefix it follows, and the span of what is its own."""
 
-    ids: list[int] = field(default_factory=list[int])
-    positions: list[int] = field(default_factory=list[int])
-
-    def append(self, tokens: Sequence[int], position: int) -> Span:
-        span = Span(len(self.ids), len(tokens), position)
-        self.ids.extend(tokens)
-        self.positions.extend(range(position, position + len(tokens)))
-        return span
+    sample: int
+    row: Row
+    prefix: int
+    own: Span
 
 
-def _trained(row: Row, prefix: Span, own: Span) -> list[tuple[int, int]]:
-    """(index into N of the token before it, id) of each trained token of a row that lies in these two spans."""
-    if not row.ids or row.trained[0]:
+def _trained(laid: Sequence[_Laid], prefixes: Sequence[Span]) -> tuple[Tensor, Tensor]:
+    """For each trained token, sample by sample: the index into N of the token before it, and its id."""
+    if any(not one.row.ids or one.row.trained[0] for one in laid):
         raise ValueError("a row needs at least one token before its first trained token (an empty prompt?)")
-    found: list[tuple[int, int]] = []
-    for i, is_trained in enumerate(row.trained):
-        if is_trained:
-            before = i - 1
-            at = prefix.start + before if before < prefix.length else own.start + before - prefix.length
-            found.append((at, row.ids[i]))
-    return found
+    laid = sorted(laid, key=lambda one: one.sample)  # stable: the rows of a sample keep their order
+    length_R = np.array([len(one.row.ids) for one in laid], np.int64)
+    shared_R = np.array([prefixes[one.prefix].length for one in laid], np.int64)
+    prefix_R = np.array([prefixes[one.prefix].start for one in laid], np.int64)
+    own_R = np.array([one.own.start for one in laid], np.int64)
+    trained = [flag for one in laid for flag in one.row.trained]
+    at_T = np.flatnonzero(np.array(trained, np.bool_))  # among the tokens of all rows, one after the other
+    row_T = np.repeat(np.arange(len(laid)), length_R)[at_T]
+    before_T = at_T - 1 - (np.cumsum(length_R) - length_R)[row_T]
+    shared_T = shared_R[row_T]
+    source_T = np.where(before_T < shared_T, prefix_R[row_T] + before_T, own_R[row_T] + before_T - shared_T)
+    target = compress(chain.from_iterable(one.row.ids for one in laid), trained)
+    return torch.as_tensor(source_T), torch.as_tensor(np.fromiter(target, np.int64))
 
 
 def micro_batches(samples: Sequence[Sequence[Row]], group_of_sample: Sequence[int], budget: int) -> list[list[int]]:
-    """Sample indices per micro-batch, at most `budget` model-input tokens each (shared prefixes counted once).
+    """Sample indices per micro-batch, at most `budget` model-input tokens each (shared prefixes counted once), in as few
+    micro-batches as first fit needs, their loads evened out.
 
     Groups stay whole where they fit; a group that does not fit is cut between samples, each part with its prefix; a
     sample larger than the budget is alone. The order is a function of the input only.
@@ -123,25 +128,44 @@ def micro_batches(samples: Sequence[Sequence[Row]], group_of_sample: Sequence[in
     by_group: dict[int, list[int]] = {}
     for s, group in enumerate(group_of_sample):
         by_group.setdefault(group, []).append(s)
-    pieces: list[tuple[int, list[int]]] = []
+    pieces: list[_Piece] = []
     for members in by_group.values():
         shared = common_prefix([row.ids for s in members for row in samples[s]])
-        own = {s: sum(len(row.ids) - shared for row in samples[s]) for s in members}
-        size, piece = shared, list[int]()
-        for s in members:
-            if piece and size + own[s] > budget:
-                pieces.append((size, piece))
-                size, piece = shared, []
-            size, piece = size + own[s], [*piece, s]
-        pieces.append((size, piece))
-    batches: list[list[int]] = []
-    room: list[int] = []
-    for size, piece in sorted(pieces, key=lambda p: -p[0]):  # stable: equal sizes keep the given order
-        fit = next((i for i, left in enumerate(room) if size <= left), None)
-        if fit is None:
-            batches.append(list(piece))
-            room.append(budget - size)
-        else:
-            batches[fit].extend(piece)
-            room[fit] -= size
-    return batches
+        own = [_Piece(sum(len(row.ids) - shared for row in samples[s]), [s]) for s in members]
+        size = shared + sum(piece.size for piece in own)
+        parts = [_Piece(size - shared, members)] if size <= budget else _evened(own, budget - shared)
+        pieces += [_Piece(shared + part.size, sorted(part.samples)) for part in parts]
+    return [piece.samples for piece in _evened(pieces, budget)]
+
+
+class _Piece(NamedTuple):
+    """Samples that stay together, and how many model-input tokens they are."""
+
+    size: int
+    samples: list[int]
+
+
+def _evened(pieces: Sequence[_Piece], budget: int) -> list[_Piece]:
+    """The pieces joined to as few as first fit makes, none above the budget but a single one, and as even as can be had:
+    the largest first, each to the lightest so far. Where that does not fit, first fit it is, whose loads are near the budget.
+    """
+    ordered = sorted(pieces, key=lambda piece: -piece.size)  # stable: equal sizes keep the given order
+    fitted = list[_Piece]()
+    for piece in ordered:
+        fit = next((i for i, other in enumerate(fitted) if other.size + piece.size <= budget), len(fitted))
+        _join(fitted, fit, piece)
+    even = list[_Piece]()
+    for piece in ordered:
+        fit = len(even) if len(even) < len(fitted) else min(range(len(even)), key=lambda i: even[i].size)
+        if fit < len(even) and even[fit].size + piece.size > budget:
+            return fitted
+        _join(even, fit, piece)
+    return even
+
+
+def _join(pieces: list[_Piece], place: int, piece: _Piece) -> None:
+    """Add to the piece at this place; at the end, as a new one."""
+    if place == len(pieces):
+        pieces.append(_Piece(piece.size, list(piece.samples)))
+    else:
+        pieces[place] = _Piece(pieces[place].size + piece.size, pieces[place].samples + piece.samples)

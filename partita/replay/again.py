@@ -26,7 +26,7 @@ from partita.replay.saved import SavedStep, Setting
 from partita.run import RunConfig, stage_configs
 from partita.runfolder import RunFolderError
 from partita.stages import StageConfig
-from partita.train.record import OptimizerStep, replay, weighed
+from partita.train.record import OptimizerStep, as_computed, replay, weighed
 
 TOLERANCE = 1e-6
 """Of the larger of 1 and what is added up: a loss was summed over micro-batches in single precision, here in one go."""
@@ -53,7 +53,7 @@ class Difference:
 class Acted:
     """What an algorithm does with the tokens of one optimizer step, given what the policy said about them.
 
-    taken: the optimizer step. batch: its minibatch with the weights. ratio_M is None without a ratio. held_M: the gate has
+    taken: the optimizer step. batch: what it computed, with weights. ratio_M is None without a ratio. held_M: the gate has
     cut the gradient. coefficient_M: the factor of ∇ log π of each token (see `Algorithm.gradient_coefficients`); times the
     weight it is what the token adds to the step.
     """
@@ -67,7 +67,7 @@ class Acted:
     @property
     def sample_M(self) -> Tensor:
         """Which sample of the rollout batch a token belongs to."""
-        return torch.tensor(self.taken.samples, dtype=torch.long)[self.batch.seq_T]
+        return torch.tensor(self.taken.computed, dtype=torch.long)[self.batch.seq_T]
 
     @property
     def advantage_M(self) -> Tensor:
@@ -159,7 +159,7 @@ def act(algorithm: Algorithm, batch: Batch, taken: OptimizerStep) -> Acted | Non
     """What an algorithm does in an optimizer step on a credited rollout batch; None where nothing was computed then."""
     if taken.current is None:
         return None
-    mini = weighed(batch.select(taken.samples), algorithm, taken.unmoved)
+    mini = as_computed(batch, algorithm, taken)
     with torch.no_grad():
         tokens = live_tokens(mini, taken.current, algorithm.center(mini, taken.current.logprobs_T))
         if algorithm.ratio.whole_sequence:
@@ -175,7 +175,9 @@ def act(algorithm: Algorithm, batch: Batch, taken: OptimizerStep) -> Acted | Non
 def _step_again(batch: Batch, algorithm: Algorithm, index: int, taken: OptimizerStep) -> StepAgain:
     name = f"optimizer step {index + 1}:"
     mini = weighed(batch.select(taken.samples), algorithm, taken.unmoved)
-    if bool(algorithm.has_signal(mini)) != (taken.current is not None):
+    moving_S = algorithm.moving_S(mini)
+    gone = [place for place, sample in enumerate(taken.samples) if sample in set(taken.left_out)]
+    if bool(moving_S.any()) != (taken.current is not None) or bool(moving_S[gone].any()):
         return StepAgain(taken, None, Difference(f"{name} whether there was something to learn", math.inf, 0.0), None)
     loss = replay(batch, algorithm, taken)
     if loss is None:

@@ -32,7 +32,7 @@ from partita.runfolder import CHECKPOINTS, RunFolderError
 from partita.train.batch import RolloutBatch
 from partita.train.checkpoint import load_checkpoint, whole_checkpoints
 from partita.train.config import Precision
-from partita.train.record import OptimizerStep, in_batch_order, weighed
+from partita.train.record import OptimizerStep, as_computed, in_batch_order
 
 MOST = 500_000_000
 """Parameters of the largest model whose gradients are computed here: two of them, and the weights, are held at once."""
@@ -91,10 +91,9 @@ def gradient(
 ) -> tuple[list[Tensor], Current]:
     """The gradient of the loss of an optimizer step whose weights `model` has, by parameter, and the policy's log-probs.
 
-    `rollout` is the whole rollout batch, credited by the algorithm.
+    `rollout` is the whole rollout batch, credited by the algorithm, which moves no sample that the step left out.
     """
-    mini = rollout.select(taken.samples)
-    mini = mini.with_batch(weighed(mini.batch, algorithm, taken.unmoved))
+    mini = rollout.select(taken.computed).with_batch(as_computed(rollout.batch, algorithm, taken))
     model.zero_grad(set_to_none=True)
     parts = list[tuple[list[int], Current]]()
     for chosen in micro_batches(mini.rows, mini.group_of_sample, config.actor.mb_spec.max_tokens_per_mb):

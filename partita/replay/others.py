@@ -32,7 +32,7 @@ from partita.report.metrics import Metrics
 from partita.run import RunConfig, load_run_config
 from partita.stages import carried
 from partita.train.config import ActorConfig
-from partita.train.record import OptimizerStep
+from partita.train.record import OptimizerStep, weighed
 
 MISSING = {
     "ref": "log-probs of a reference, which this step did not score (they belong to a KL term: try --set "
@@ -47,6 +47,8 @@ MISSING = {
     "step_rewards": "rewards of single steps, which these samples do not have",
     "parts": "the values of the reward functions one by one, which are kept with actor.reward_norm_per_part=true",
     "prox": "log-probs from before the first optimizer step, which this step did not score",
+    "left_out": "log-probs of samples that this step left out, as nothing of them could move in it "
+    "(actor.skip_dead_samples=false computes all of them)",
     "old_entropy": "entropies from before the first optimizer step, which this step did not score",
 }
 """By stream, what an algorithm cannot do without, and what to do about it."""
@@ -129,6 +131,8 @@ def judge(name: str, config: RunConfig, again: Again, saved: SavedStep) -> Other
         return Other(name, tuple(MISSING[stream] for stream in sorted(lacking)), None, batch)
     redrawn = _redrawn(algorithm, batch)
     algorithm, batch = _credited(config, algorithm, batch, again)
+    if any(_moves_left_out(algorithm, batch, taken) for taken in steps):
+        return Other(name, (MISSING["left_out"],), None, batch)
     return Other(name, (), algorithm, batch, tuple(act(algorithm, batch, taken) for taken in steps), redrawn)
 
 
@@ -213,7 +217,7 @@ def _with_scored(batch: Batch, saved: SavedStep) -> Batch:
     """
     spans = torch.arange(len(batch.seq_T)).split(batch.length_S.tolist())
     first = [taken for taken in saved.record.steps if taken.unmoved and taken.current is not None]
-    index_A = torch.cat([torch.zeros(0, dtype=torch.long), *(spans[s] for taken in first for s in taken.samples)])
+    index_A = torch.cat([torch.zeros(0, dtype=torch.long), *(spans[s] for taken in first for s in taken.computed)])
     if len(index_A.unique()) < len(batch.seq_T):
         return batch
 
@@ -256,6 +260,14 @@ def _lacking(algorithm: Algorithm, batch: Batch, steps: Sequence[OptimizerStep])
     if algorithm.center.scored and not all(taken.unmoved for taken in live):
         needs = needs | {"prox"}
     return {stream for stream in needs if absent.get(stream, False)}
+
+
+def _moves_left_out(algorithm: Algorithm, batch: Batch, taken: OptimizerStep) -> bool:
+    """Whether the algorithm would have learned from a sample that did not pass through the model, beside others that did."""
+    gone = [place for place, sample in enumerate(taken.samples) if sample in set(taken.left_out)]
+    if taken.current is None or not gone:
+        return False
+    return bool(algorithm.moving_S(weighed(batch.select(taken.samples), algorithm, taken.unmoved))[gone].any())
 
 
 def _credited(config: RunConfig, algorithm: Algorithm, batch: Batch, again: Again) -> tuple[Algorithm, Batch]:

@@ -88,6 +88,8 @@ def saved(setting: Setting, rollout: RolloutBatch, record: LearnRecord) -> tuple
             tensors |= _packed(f"batch/{item.name}", value, batch)
     for index, taken in enumerate(record.steps):
         tensors[_of_step(index, "samples")] = torch.tensor(taken.samples, dtype=torch.int32)
+        if taken.left_out:
+            tensors[_of_step(index, "left_out")] = torch.tensor(taken.left_out, dtype=torch.int32)
         if taken.current is not None:
             streams = {item.name: getattr(taken.current, item.name) for item in fields(Current)}
             tensors |= {_of_step(index, name): value for name, value in streams.items() if value is not None}
@@ -150,7 +152,8 @@ def _optimizer_step(tensors: dict[str, Tensor], index: int, outcome: Any, unmove
     logprobs_M = streams.pop("logprobs_T")
     current = None if logprobs_M is None else Current(logprobs_M, **streams)
     samples = tuple(tensors[_of_step(index, "samples")].tolist())
-    return OptimizerStep(samples, current, loss, outcome, unmoved)
+    left_out = tensors.get(_of_step(index, "left_out"))
+    return OptimizerStep(samples, current, loss, outcome, unmoved, () if left_out is None else tuple(left_out.tolist()))
 
 
 def _of_step(index: int, name: str) -> str:

@@ -18,6 +18,9 @@ from torch import Tensor
 Scalar = float | Tensor
 Stats = Mapping[str, tuple[Scalar, Scalar | None]]
 
+WORK = ("generate", "forward_backward", "optimizer")
+"""`time/<name>` of what a step is for: seconds of models and optimizer, which lie within its phases."""
+
 
 @dataclass
 class Tally:

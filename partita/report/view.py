@@ -10,8 +10,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from partita.report.curve import Point
+from partita.report.metrics import WORK
 from partita.report.records import SampleView, StepRecord
 
+NO_PHASES = {"step", "overhead_share", *WORK}
 RECENT = 10  # steps that the estimate of the time left averages over
 
 
@@ -121,9 +123,9 @@ class RunView:
 
 
 def phases(record: StepRecord) -> dict[str, float]:
-    """Wall seconds per phase of a step, without the total."""
+    """Wall seconds per phase of a step, without the total and without what is counted inside the phases."""
     times = {name.removeprefix("time/"): v for name, v in record.metrics.items() if name.startswith("time/")}
-    return {name: seconds for name, seconds in times.items() if name != "step" and math.isfinite(seconds)}
+    return {name: seconds for name, seconds in times.items() if name not in NO_PHASES and math.isfinite(seconds)}
 
 
 def step_seconds(record: StepRecord) -> float:

@@ -6,8 +6,9 @@ Shapes: T packed trained tokens, S samples, R reward functions.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, fields, replace
+from itertools import chain, compress
 
 import numpy as np
 import torch
@@ -44,6 +45,24 @@ class RolloutBatch:
             batch=self.batch.select(samples),
         )
 
+    def split(self, parts: Sequence[Sequence[int]]) -> Iterator[RolloutBatch]:
+        """What `select` gives for each of the parts, as views of one reordered copy: a token is moved once, whatever the
+        number of parts.
+        """
+        whole = self.select([s for part in parts for s in part])
+        ends_S = torch.cumsum(whole.batch.length_S, 0).tolist()
+        first = 0
+        for part in parts:
+            samples = slice(first, first + len(part))
+            tokens = slice(ends_S[first - 1] if first else 0, ends_S[samples.stop - 1] if samples.stop else 0)
+            yield replace(
+                self,
+                rows=whole.rows[samples],
+                group_of_sample=whole.group_of_sample[samples],
+                batch=_slice(whole.batch, samples, tokens),
+            )
+            first = samples.stop
+
 
 @dataclass(frozen=True)
 class _Member:
@@ -65,31 +84,43 @@ def collate(groups: Sequence[Group], *, seed: int, version: int) -> RolloutBatch
     Raises ValueError for a step reward that is not finite or not at one of its sample's trained tokens.
     """
     members = [_Member(group, k, sample) for group in groups for k, sample in enumerate(group.samples)]
-    tokens = [
-        (s, logprob, version_of_token)
-        for s, member in enumerate(members)
-        for row in member.sample.rows
-        for trained, logprob, version_of_token in zip(row.trained, row.behaviour_logprobs, row.versions, strict=True)
-        if trained
-    ]
-    seq, logprobs, versions = zip(*tokens, strict=True) if tokens else ((), (), ())
+    lengths = [member.sample.length for member in members]
+    rows = [row for member in members for row in member.sample.rows]
     rewards = [NAN if member.sample.reward is None else member.sample.reward for member in members]
     names = _part_names(members)
     batch = Batch(
-        seq_T=torch.tensor(seq, dtype=torch.long),
+        seq_T=torch.as_tensor(np.repeat(np.arange(len(members)), lengths)),
         prompt_S=torch.tensor([member.group.serial for member in members], dtype=torch.long),
         reward_S=torch.tensor(rewards, dtype=torch.float64),
         truncated_S=torch.tensor([member.sample.stop_reason == "length" for member in members], dtype=torch.bool),
         valid_S=torch.tensor([member.valid for member in members], dtype=torch.bool),
-        behaviour_T=torch.tensor(logprobs, dtype=torch.float32),
-        version_T=torch.tensor(versions, dtype=torch.long),
+        behaviour_T=_of_trained(rows, [row.behaviour_logprobs for row in rows], np.float32),
+        version_T=_of_trained(rows, [row.versions for row in rows], np.int64),
         step_rewards_T=_step_rewards(members),
         parts_SR=_parts(members, names) if names else None,
         lot_S=torch.tensor([_lot(seed, member.group.serial, member.index) for member in members], dtype=torch.float64),
         train_version=version + 1,
     )
-    rows = tuple(tuple(member.sample.rows) for member in members)
-    return RolloutBatch(rows, tuple(member.group.serial for member in members), batch, names)
+    rows_of_sample = tuple(tuple(member.sample.rows) for member in members)
+    return RolloutBatch(rows_of_sample, tuple(member.group.serial for member in members), batch, names)
+
+
+def _of_trained(rows: Sequence[Row], values: Sequence[Sequence[float]], dtype: type[np.generic]) -> Tensor:
+    """[T]: what is said of the trained tokens of all rows. Raises ValueError for a row that does not say it of each token."""
+    if any(len(row.trained) != len(of_row) for row, of_row in zip(rows, values, strict=True)):
+        raise ValueError("a row needs one mark, one log-prob and one version for each of its tokens")
+    trained = chain.from_iterable(row.trained for row in rows)
+    return torch.as_tensor(np.fromiter(compress(chain.from_iterable(values), trained), dtype))
+
+
+def _slice(batch: Batch, samples: slice, tokens: slice) -> Batch:
+    """Samples that stand next to each other, and the tokens that are theirs."""
+    cut = dict[str, Tensor]()
+    for item in fields(Batch):
+        value = getattr(batch, item.name)
+        if isinstance(value, Tensor):
+            cut[item.name] = value[tokens if item.name.endswith("_T") else samples]
+    return batch.with_(**cut | {"seq_T": cut["seq_T"] - samples.start})
 
 
 def _step_rewards(members: Sequence[_Member]) -> Tensor | None:

@@ -50,7 +50,9 @@ class OptimizerConfig:
 class MicroBatchConfig:
     """How much model input one forward and backward may hold."""
 
-    max_tokens_per_mb: int = key(4096, "model-input tokens per micro-batch, shared prefixes counted once", gt=0)
+    max_tokens_per_mb: int = key(
+        4096, "most model-input tokens per micro-batch, which its memory grows with; shared prefixes counted once", gt=0
+    )
 
 
 @dataclass(frozen=True)
@@ -71,6 +73,10 @@ class ActorConfig(AlgorithmKeys):
     minibatch_split: Literal["groups", "spread"] = key(
         "groups",
         "groups keeps the samples of a prompt in one minibatch and shares their prefix; spread shuffles samples freely",
+    )
+    skip_dead_samples: bool = key(
+        True,
+        "samples that add nothing to the gradient do not pass through the model; metrics of the loss are then over the others",
     )
     max_nonfinite_steps: int = key(
         3, "skipped optimizer steps in a row (loss or gradient not finite) that end the run", ge=1

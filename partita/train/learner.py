@@ -1,6 +1,6 @@
 """The learner: scores a rollout batch, then takes its optimizer steps as sums over micro-batches.
 
-It knows an algorithm only by `needs`, `center.scored`, `weights`, `loss`, `has_signal`: no formula of any is here.
+It knows an algorithm only by `needs`, `center.scored`, `weights`, `loss`, `moving_S`: no formula of any is here.
 
 Shapes: T packed trained tokens, S samples.
 Left out: more than one rank (a step is a plain sum, so ranks will add their parts), and the critic.
@@ -11,7 +11,7 @@ from __future__ import annotations
 import copy
 import math
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -19,13 +19,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from partita.algo.algorithm import Algorithm
+from partita.algo.algorithm import Algorithm, Loss
 from partita.algo.stats import Stat, mean_over
 from partita.algo.tokens import Current
 from partita.models.packed import Against, PackedModel
 from partita.ops.divergence import k3
-from partita.ops.packing import micro_batches, pack
-from partita.report.metrics import Metrics
+from partita.ops.packing import Packed, micro_batches, pack
+from partita.records import Batch
+from partita.report.metrics import Metrics, Timer
 from partita.train.batch import RolloutBatch
 from partita.train.config import ActorConfig
 from partita.train.minibatches import minibatches
@@ -36,11 +37,21 @@ class LearnerError(RuntimeError):
     """Training cannot go on; the last checkpoint is untouched."""
 
 
+@dataclass(frozen=True)
+class _Reading:
+    """How one model reads a batch without gradient: whether its entropies are asked for, and what it is compared with."""
+
+    model: PackedModel
+    entropy: bool = False
+    against: Against | None = None
+
+
 @dataclass
 class Learner:
     """Owns the policy's master weights, its optimizer and the counters of skipped steps.
 
-    reference: the frozen model of the KL terms, on the policy's device.
+    reference: the frozen model of the KL terms, on the policy's device. timer: seconds in models (`forward_backward`, the
+    loss included) and in the optimizer's steps (`optimizer`, the gradient's norm included).
     """
 
     model: PackedModel
@@ -51,6 +62,7 @@ class Learner:
     seed: int
     reference: PackedModel | None = None
     skipped_in_a_row: int = 0
+    timer: Timer = field(default_factory=Timer)
     optimizer: torch.optim.AdamW = field(init=False)
     _old: PackedModel | None = field(init=False, default=None)
 
@@ -72,7 +84,7 @@ class Learner:
 
         Raises LearnerError for an algorithm that needs a critic.
         """
-        needs, streams = algorithm.needs, dict[str, Tensor | None]()
+        needs, readings, streams = algorithm.needs, dict[str, _Reading](), dict[str, Tensor | None]()
         if "values" in needs:
             raise LearnerError(
                 "the algorithm reads values (actor.credit=gae), which come from a critic: this version composes and explains "
@@ -80,15 +92,24 @@ class Learner:
             )
         if needs & {"prox", "old_entropy"} or (self.planned_steps > 1 and algorithm.center.scored):
             against = Against(self.reference if "kl_full_score" in needs else None)
-            scored = self._scored(self.model, rollout, entropy="old_entropy" in needs, against=against)
-            streams |= {"prox_T": scored.logprobs_T, "entropy_T": scored.entropy_T, "kl_full_T": scored.kl_full_ref_T}
+            readings["policy"] = _Reading(self.model, "old_entropy" in needs, against)
         if "ref" in needs:
             assert self.reference is not None, "composed with a reference, built without one"
-            streams["ref_T"] = self._scored(self.reference, rollout).logprobs_T
+            readings["reference"] = _Reading(self.reference)
+        said = self._scored(rollout, readings)
+        if "policy" in said:
+            old = said["policy"]
+            streams |= {"prox_T": old.logprobs_T, "entropy_T": old.entropy_T, "kl_full_T": old.kl_full_ref_T}
+        if "reference" in said:
+            streams["ref_T"] = said["reference"].logprobs_T
         return rollout.with_batch(rollout.batch.with_(**streams))
 
-    def learn(self, rollout: RolloutBatch, algorithm: Algorithm, step: int) -> tuple[Metrics, LearnRecord]:
-        """All optimizer steps of one rollout batch. Raises LearnerError after too many non-finite steps in a row."""
+    def learn(
+        self, rollout: RolloutBatch, algorithm: Algorithm, step: int, *, whole: bool = False
+    ) -> tuple[Metrics, LearnRecord]:
+        """All optimizer steps of one rollout batch; `whole`: all samples pass through the model, as something reads metrics
+        of the loss. Raises LearnerError after too many non-finite steps in a row.
+        """
         metrics, steps = Metrics(), list[OptimizerStep]()
         rate = self.config.optimizer.rate(step, self.total_steps)
         for parameters in self.optimizer.param_groups:
@@ -96,6 +117,7 @@ class Learner:
         metrics.put("lr", rate)
         if not rollout.rows:  # the filter left nothing
             metrics.count("dead_steps")
+        whole = whole or not self.config.skip_dead_samples
         against, unmoved = self._against(algorithm), True
         for epoch in range(self.config.ppo_epochs):
             split = (self.config.ppo_n_minibatches, self.config.minibatch_split, (self.seed, step, epoch))
@@ -103,10 +125,11 @@ class Learner:
                 mini = rollout.select(chosen)
                 mini = mini.with_batch(weighed(mini.batch, algorithm, unmoved))
                 now = replace(against, old=None) if unmoved else against
-                parts, loss = self._accumulate(mini, algorithm, now, metrics)
-                outcome = self._move(loss, metrics, step) if parts else "dead"
-                current = in_batch_order(parts, mini.batch.length_S) if parts else None
-                steps.append(OptimizerStep(tuple(chosen), current, loss, outcome, unmoved))
+                computed_S = _computed(mini.batch, algorithm, whole, metrics)
+                current, loss = self._accumulate(mini.select(_places(computed_S)), algorithm, now, metrics)
+                outcome = "dead" if current is None else self._move(loss, metrics, step)
+                left_out = tuple(chosen[place] for place in _places(~computed_S))
+                steps.append(OptimizerStep(tuple(chosen), current, loss, outcome, unmoved, left_out))
                 unmoved = unmoved and outcome != "stepped"
         if "kl_after" in algorithm.needs:
             metrics.add({"kl_after/k3": self._moved_by(rollout)})
@@ -115,7 +138,8 @@ class Learner:
     def _moved_by(self, rollout: RolloutBatch) -> Stat:
         """KL(old ‖ new) per valid token, after the last optimizer step."""
         assert rollout.batch.prox_T is not None, "who reads the divergence afterwards has the old log-probs scored"
-        log_ratio_T = rollout.batch.prox_T - self._scored(self.model, rollout).logprobs_T
+        now = self._scored(rollout, {"policy": _Reading(self.model)})["policy"]
+        log_ratio_T = rollout.batch.prox_T - now.logprobs_T
         valid_T = rollout.batch.valid_S[rollout.batch.seq_T] & torch.isfinite(log_ratio_T)
         return mean_over(k3(torch.where(valid_T, log_ratio_T, 0.0)), valid_T)
 
@@ -137,30 +161,36 @@ class Learner:
         return Against(reference, self._old)
 
     def _accumulate(
-        self, mini: RolloutBatch, algorithm: Algorithm, against: Against, metrics: Metrics
-    ) -> tuple[list[tuple[list[int], Current]], float]:
-        """Add the gradients of a minibatch. Gives what the policy said in each micro-batch, and the loss; nothing where
-        nothing could move.
+        self, computed: RolloutBatch, algorithm: Algorithm, against: Against, metrics: Metrics
+    ) -> tuple[Current | None, float]:
+        """Add the gradients of what is to be computed of a minibatch. Gives what the policy said about it, None where it is
+        nothing, and the loss.
         """
-        parts, loss = list[tuple[list[int], Current]](), 0.0
-        if not bool(algorithm.has_signal(mini.batch)):
-            metrics.count("dead_steps")
-            return parts, loss
-        for chosen in micro_batches(mini.rows, mini.group_of_sample, self.config.mb_spec.max_tokens_per_mb):
-            micro = mini.select(chosen)
-            current = self._current(micro, algorithm, against)
-            part = algorithm.loss(micro.batch, current)
-            part.value.backward()
-            loss += float(part.value.detach())
+        parts, losses = list[tuple[list[int], Current]](), list[Loss]()
+        for chosen, micro, packed in self._micro_batches(computed):
+            with self.timer.timed("forward_backward"):
+                current = self._current(packed, algorithm, against)
+                loss = algorithm.loss(micro.batch, current)
+                loss.value.backward()
             parts.append((chosen, detached(current)))
-            metrics.add(part.stats)
-            assert micro.batch.weight_T is not None, "weights come before micro-batches"
-            metrics.count("effective_tokens", float((micro.batch.weight_T != 0).sum()))
-        return parts, loss
+            losses.append(Loss(loss.value.detach(), loss.stats))
+        if not losses:
+            metrics.count("dead_steps")
+            return None, 0.0
+        with self.timer.timed("forward_backward"):  # no number is read before: a device would be waited for
+            total = sum(torch.stack([loss.value for loss in losses]).tolist())
+        for loss in losses:
+            metrics.add(loss.stats)
+        return in_batch_order(parts, computed.batch.length_S), total
 
-    def _current(self, micro: RolloutBatch, algorithm: Algorithm, against: Against) -> Current:
+    def _micro_batches(self, rollout: RolloutBatch) -> Iterator[tuple[list[int], RolloutBatch, Packed]]:
+        """The samples of each micro-batch, the micro-batch, and its model input."""
+        chosen = micro_batches(rollout.rows, rollout.group_of_sample, self.config.mb_spec.max_tokens_per_mb)
+        for samples, micro in zip(chosen, rollout.split(chosen), strict=True):
+            yield samples, micro, pack(micro.rows, micro.group_of_sample)
+
+    def _current(self, packed: Packed, algorithm: Algorithm, against: Against) -> Current:
         """The policy's streams with gradient."""
-        packed = pack(micro.rows, micro.group_of_sample)
         with self._precision():
             streams = self.model(packed, temperature=self.temperature, entropy=True, against=against)
         old_T = streams.kl_full_old_T
@@ -171,18 +201,20 @@ class Learner:
 
     def _move(self, loss: float, metrics: Metrics, step: int) -> Outcome:
         """Take the optimizer step, or skip it where the loss or the gradient is not finite."""
-        norm = self._clip()
+        with self.timer.timed("optimizer"):
+            norm = self._clip()
+            finite = math.isfinite(loss) and math.isfinite(norm)
+            if finite:
+                self.optimizer.step()
+            self.optimizer.zero_grad(set_to_none=False)
         metrics.put("loss", loss)
-        finite = math.isfinite(loss) and math.isfinite(norm)
-        if finite:
-            self.optimizer.step()
-            self.skipped_in_a_row = 0
-            metrics.put("grad_norm", norm)
-            metrics.count("optimizer_steps")
-        else:
+        if not finite:
             self._skip(metrics, step, loss, norm)
-        self.optimizer.zero_grad(set_to_none=False)
-        return "stepped" if finite else "skipped"
+            return "skipped"
+        self.skipped_in_a_row = 0
+        metrics.put("grad_norm", norm)
+        metrics.count("optimizer_steps")
+        return "stepped"
 
     def _skip(self, metrics: Metrics, step: int, loss: float, norm: float) -> None:
         self.skipped_in_a_row += 1
@@ -196,25 +228,29 @@ class Learner:
             )
 
     def _clip(self) -> float:
+        """The norm of the gradient, which is brought down to the limit where it is above it, and else left alone."""
         parameters = [p for p in self.model.parameters() if p.grad is not None]
-        limit = self.config.optimizer.gradient_clipping
-        norm = torch.nn.utils.clip_grad_norm_(parameters, math.inf if limit is None else limit)
-        return float(norm)
+        norm = torch.nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
+        limit, size = self.config.optimizer.gradient_clipping, float(norm)
+        if limit is not None and size > limit:
+            torch.nn.utils.clip_grads_with_norm_(parameters, limit, norm)
+        return size
 
     @torch.no_grad()
-    def _scored(
-        self, model: PackedModel, rollout: RolloutBatch, *, entropy: bool = False, against: Against | None = None
-    ) -> Current:
-        """Log-probs [T], and what else is asked, of the whole batch in its own token order, whatever the micro-batches."""
-        parts: list[tuple[list[int], Current]] = []
-        for chosen in micro_batches(rollout.rows, rollout.group_of_sample, self.config.mb_spec.max_tokens_per_mb):
-            micro = rollout.select(chosen)
-            with self._precision():
-                packed = pack(micro.rows, micro.group_of_sample)
-                streams = model(packed, temperature=self.temperature, entropy=entropy, against=against)
-            current = Current(streams.logprobs_T, streams.entropy_T, streams.kl_full_ref_T)
-            parts.append((chosen, detached(current)))
-        return in_batch_order(parts, rollout.batch.length_S)
+    def _scored(self, rollout: RolloutBatch, readings: Mapping[str, _Reading]) -> dict[str, Current]:
+        """What each model says of the whole batch, in its own token order, whatever the micro-batches; all of them read the
+        same packed input.
+        """
+        parts = {name: list[tuple[list[int], Current]]() for name in readings}
+        for chosen, _, packed in self._micro_batches(rollout) if readings else ():
+            for name, reading in readings.items():
+                with self.timer.timed("forward_backward"), self._precision():
+                    asked = {"entropy": reading.entropy, "against": reading.against}
+                    streams = reading.model(packed, temperature=self.temperature, **asked)
+                said = Current(streams.logprobs_T, streams.entropy_T, streams.kl_full_ref_T)
+                parts[name].append((chosen, detached(said)))
+        with self.timer.timed("forward_backward"):  # a device is waited for here
+            return {name: in_batch_order(found, rollout.batch.length_S) for name, found in parts.items()}
 
     def _precision(self) -> AbstractContextManager[Any]:
         device = next(self.model.parameters()).device.type
@@ -229,3 +265,27 @@ class Learner:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from saved counters."""
         self.skipped_in_a_row = state["skipped_in_a_row"]
+
+
+def _computed(batch: Batch, algorithm: Algorithm, whole: bool, metrics: Metrics) -> Tensor:
+    """[S] bool: the samples of a weighed minibatch that pass through the model; none where nothing can move.
+
+    The weights have their denominators from all samples, so to leave one out that adds nothing to the sum is exact.
+    """
+    moving_S = algorithm.moving_S(batch)
+    computed_S = torch.ones_like(moving_S) if whole and bool(moving_S.any()) else moving_S
+    length_S, left_out_S = batch.length_S, (~computed_S).long()
+    metrics.add(
+        {
+            "skipped_samples": (left_out_S.sum(), torch.tensor(len(computed_S))),
+            "skipped_tokens": ((left_out_S * length_S).sum(), length_S.sum()),
+        }
+    )
+    if bool(computed_S.any()):
+        assert batch.weight_T is not None, "weights come before micro-batches"
+        metrics.count("effective_tokens", float((batch.weight_T != 0).sum()))
+    return computed_S
+
+
+def _places(flag_S: Tensor) -> list[int]:
+    return flag_S.nonzero().flatten().tolist()

@@ -22,12 +22,13 @@ Outcome = Literal["stepped", "skipped", "dead"]
 
 @dataclass(frozen=True)
 class OptimizerStep:
-    """One minibatch. samples: indices into the rollout batch, in the minibatch's order.
+    """One minibatch. samples: indices into the rollout batch, in the minibatch's order. left_out: those of them that did not
+    pass through the model, as nothing of them could move.
 
-    current: what the policy said about their tokens before the step, in that order, detached and on the CPU; None where
-    nothing was computed. loss: the sum over the micro-batches. outcome: "stepped"; "skipped", as the loss or the gradient
-    was not finite; "dead", as nothing could move. unmoved: no earlier minibatch of the rollout batch had moved the weights,
-    so the policy's own log-prob was the clip centre.
+    current: what the policy said about the tokens of the others before the step, in that order, detached and on the CPU;
+    None where nothing was computed. loss: the sum over the micro-batches. outcome: "stepped"; "skipped", as the loss or the
+    gradient was not finite; "dead", as nothing could move. unmoved: no earlier minibatch of the rollout batch had moved the
+    weights, so the policy's own log-prob was the clip centre.
     """
 
     samples: tuple[int, ...]
@@ -35,6 +36,13 @@ class OptimizerStep:
     loss: float
     outcome: Outcome
     unmoved: bool
+    left_out: tuple[int, ...] = ()
+
+    @property
+    def computed(self) -> tuple[int, ...]:
+        """The samples that `current` is about, in its order."""
+        gone = set(self.left_out)
+        return tuple(s for s in self.samples if s not in gone)
 
 
 @dataclass(frozen=True)
@@ -53,6 +61,13 @@ def weighed(batch: Batch, algorithm: Algorithm, unmoved: bool) -> Batch:
     return batch.with_(prox_T=None) if unmoved else batch
 
 
+def as_computed(batch: Batch, algorithm: Algorithm, step: OptimizerStep) -> Batch:
+    """The minibatch of a step as its loss read it: weighed over all its samples, then without those that were left out."""
+    gone = set(step.left_out)
+    kept = [place for place, sample in enumerate(step.samples) if sample not in gone]
+    return weighed(batch.select(step.samples), algorithm, step.unmoved).select(kept)
+
+
 def replay(batch: Batch, algorithm: Algorithm, step: OptimizerStep) -> Loss | None:
     """The loss of a step once more, from the credited rollout batch; None for a dead step.
 
@@ -60,17 +75,17 @@ def replay(batch: Batch, algorithm: Algorithm, step: OptimizerStep) -> Loss | No
     """
     if step.current is None:
         return None
-    return algorithm.loss(weighed(batch.select(step.samples), algorithm, step.unmoved), step.current)
+    return algorithm.loss(as_computed(batch, algorithm, step), step.current)
 
 
 def detached(current: Current) -> Current:
-    """The streams without their graph, on the CPU."""
+    """The streams without their graph."""
 
     def held(stream_T: Tensor | None) -> Tensor | None:
-        return None if stream_T is None else stream_T.detach().cpu()
+        return None if stream_T is None else stream_T.detach()
 
     return Current(
-        current.logprobs_T.detach().cpu(),
+        current.logprobs_T.detach(),
         held(current.entropy_T),
         held(current.kl_full_ref_T),
         held(current.kl_full_old_T),
@@ -78,7 +93,9 @@ def detached(current: Current) -> Current:
 
 
 def in_batch_order(parts: Sequence[tuple[Sequence[int], Current]], length_S: Tensor) -> Current:
-    """The streams of micro-batches, each beside its samples, in the token order of the batch that they were cut from."""
+    """The streams of micro-batches, each beside its samples, in the token order of the batch that they were cut from, on the
+    CPU.
+    """
     if not parts:
         return Current(torch.zeros(0))
     spans = torch.arange(int(length_S.sum())).split(length_S.tolist())
@@ -86,11 +103,15 @@ def in_batch_order(parts: Sequence[tuple[Sequence[int], Current]], length_S: Ten
 
     def joined(streams: Sequence[Tensor | None]) -> Tensor | None:
         found = [stream_T for stream_T in streams if stream_T is not None]
-        return torch.cat(found)[order_T] if found else None
+        return _ordered(found, order_T) if found else None
 
     return Current(
-        torch.cat([current.logprobs_T for _, current in parts])[order_T],
+        _ordered([current.logprobs_T for _, current in parts], order_T),
         joined([current.entropy_T for _, current in parts]),
         joined([current.kl_full_ref_T for _, current in parts]),
         joined([current.kl_full_old_T for _, current in parts]),
     )
+
+
+def _ordered(streams: Sequence[Tensor], order_T: Tensor) -> Tensor:
+    return torch.cat(list(streams)).cpu()[order_T]  # one copy from the device, after the last micro-batch

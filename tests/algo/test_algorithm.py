@@ -8,7 +8,7 @@ from itertools import pairwise
 
 import pytest
 import torch
-from properties.batches import moved, ready, step, unmoved, weighed
+from properties.batches import current_at, moved, random_batch, ready, step, tokens_of, unmoved, weighed
 from properties.combined import COMBINED
 
 from partita.algo.compose import compose
@@ -275,6 +275,52 @@ def test_a_penalty_on_the_step_is_no_signal_before_the_first_step(make_batch):
     batch = weighed(algorithm, batch)
     assert bool(algorithm.has_signal(batch))
     assert not bool(algorithm.has_signal(batch.with_(prox_T=None)))
+
+
+@pytest.mark.parametrize("on_policy", [False, True])
+@pytest.mark.parametrize("name", ALL)
+def test_samples_that_move_nothing_add_nothing(name, on_policy):
+    """On the left out samples loss and gradient are exactly 0, so what is left has the loss and gradient of all."""
+    for seed in range(3):
+        batch = random_batch(seed)
+        spread_S = torch.tensor([0.0, 0.7, 1.0, 0.0, 0.7, 0.7, 1.0], dtype=torch.float32)  # a group alike, a mixed one
+        batch = batch.with_(reward_S=spread_S)
+        algorithm = ready(ALL[name], batch)
+        current = unmoved(batch) if on_policy else moved(batch)
+        batch = weighed(algorithm, batch)
+        batch = batch.with_(prox_T=None) if on_policy else batch
+        moving = algorithm.moving_S(batch)
+        assert bool(algorithm.has_signal(batch)) is bool(moving.any())
+        gone = (~moving).nonzero().flatten().tolist()
+        whole, lost = step(algorithm, batch, current), tokens_of(batch, gone)
+        assert not bool(whole.gradient_T[lost].any())
+        assert step(algorithm, batch.select(gone), current_at(current, lost)).loss.value.item() == 0
+        kept = moving.nonzero().flatten().tolist()
+        rest = step(algorithm, batch.select(kept), current_at(current, tokens_of(batch, kept)))
+        assert torch.allclose(rest.loss.value, whole.loss.value, rtol=0, atol=1e-12)
+        assert torch.allclose(rest.gradient_T, whole.gradient_T[tokens_of(batch, kept)], rtol=0, atol=1e-12)
+
+
+def test_every_sample_without_an_advantage_is_known_by_its_tokens(make_batch):
+    """Groups alike move nothing; a KL, or k1's slope on the step, moves every sample that has a weight."""
+    batch = make_batch().with_(reward_S=torch.tensor([1.0, 0.0, 0.7, 1.0, 0.7, 1.0, 0.0]))
+    batch = batch.with_(prompt_S=torch.tensor([9, 9, 4, 9, 4, 9, 9]))
+    batch = batch.with_(truncated_S=torch.tensor([False] * 6 + [True]))
+    has_tokens = batch.length_S > 0
+
+    def moving(on_policy=True, **keys):
+        algorithm = composed(adv_norm=GROUP, truncation="mask_loss", **keys)
+        weighed_batch = weighed(algorithm, batch)
+        return algorithm.moving_S(weighed_batch.with_(prox_T=None) if on_policy else weighed_batch).tolist()
+
+    alike = torch.tensor([False, False, True, False, True, False, False])
+    mixed = (has_tokens & ~alike & ~batch.truncated_S).tolist()
+    weighted = (has_tokens & ~batch.truncated_S).tolist()
+    assert moving() == mixed
+    assert moving(kl_loss_coef=0.1) == moving(entropy_coef=0.1) == weighted
+    assert moving(kl_penalty_coef=1.0, kl_penalty_estimator="k3", gate="open") == mixed
+    assert moving(False, kl_penalty_coef=1.0, kl_penalty_estimator="k3", gate="open") == weighted
+    assert moving(kl_penalty_coef=1.0, kl_penalty_estimator="k1", gate="open") == weighted
 
 
 # ---- needs

@@ -10,8 +10,7 @@ from transformers import LlamaConfig
 
 from partita.models.attention import ATTENTION, register
 from partita.models.families import tiny
-from partita.models.layout import PackedLayout
-from partita.models.packed import PackedModel, load_weights, weights
+from partita.models.packed import PackedModel, weights
 from partita.ops.packing import micro_batches, pack
 from partita.records import Row
 
@@ -167,30 +166,6 @@ def test_no_trained_token_gives_empty_streams():
     streams.logprobs_T.sum().backward()
 
 
-def test_tiles_pad_rows_of_similar_length_together():
-    generator = torch.Generator().manual_seed(0)
-    lengths = [3, 500, 4, 480, 510, 5]
-    samples = [
-        [row([i, *torch.randint(9, 96, (n,), generator=generator).tolist()], {1})] for i, n in enumerate(lengths)
-    ]
-    layout = PackedLayout(pack(samples, range(6)), torch.device("cpu"))
-    assert [tile.query_RQ.shape[0] for tile in layout.tiles] == [3, 3]
-    assert [tile.query_RQ.shape[1] for tile in layout.tiles] == [511, 6]
-
-
-def test_attention_never_looks_across_rows_or_behind_the_window():
-    packed = pack([[row([7, 8, 1, 2], {2, 3})], [row([7, 8, 3], {2})], [row([9, 4], {1})]], [0, 0, 1])
-    seen = {}
-    for tile in PackedLayout(packed, torch.device("cpu")).tiles:
-        allowed = tile.allowed(2)[:, 0]
-        for r in range(allowed.shape[0]):
-            for q in tile.query_real_RQ[r].nonzero()[:, 0].tolist():
-                keys = tile.key_RL[r][allowed[r, q]]
-                seen[int(tile.query_RQ[r, q])] = sorted(keys.tolist())
-    assert packed.ids_N.tolist() == [7, 8, 1, 2, 3, 9, 4]
-    assert seen == {0: [0], 1: [0, 1], 2: [1, 2], 3: [2, 3], 4: [1, 4], 5: [5], 6: [5, 6]}
-
-
 def test_a_tied_head_is_published_once():
     names = [name for name, _ in weights(packed_model("Llama, tied embeddings (SmolLM2)"))]
     assert "model.embed_tokens.weight" in names
@@ -205,7 +180,7 @@ def test_weights_are_copied_in_place_and_cast():
         for parameter in trainer.parameters():
             parameter.mul_(1.5)
     places = [p.data_ptr() for p in rollout.parameters()]
-    load_weights(rollout, weights(trainer))
+    rollout.load_weights(weights(trainer))
     assert places == [p.data_ptr() for p in rollout.parameters()]
     for mine, theirs in zip(rollout.parameters(), trainer.parameters(), strict=True):
         assert torch.equal(mine, theirs.bfloat16())
@@ -216,9 +191,9 @@ def test_wrong_weights_are_refused_by_name():
     model = packed_model("Llama")
     given = dict(weights(model))
     with pytest.raises(ValueError, match=r"lm_head\.weight.*has shape \(96, 32\)"):
-        load_weights(model, [("lm_head.weight", torch.zeros(3, 3))])
+        model.load_weights([("lm_head.weight", torch.zeros(3, 3))])
     with pytest.raises(ValueError, match=r"ghost.*not a weight"):
-        load_weights(model, [*given.items(), ("ghost", torch.zeros(1))])
+        model.load_weights([*given.items(), ("ghost", torch.zeros(1))])
     del given["lm_head.weight"]
     with pytest.raises(ValueError, match=r"not given.*lm_head\.weight"):
-        load_weights(model, given.items())
+        model.load_weights(given.items())

@@ -106,7 +106,7 @@ def test_budget_forms_micro_batches_by_tokens():
     lengths = [90, 10, 10, 10, 10, 10, 10, 10]
     samples = [[row([i * 100 + j for j in range(n)], 1)] for i, n in enumerate(lengths)]
     groups = list(range(8))
-    assert micro_batches(samples, groups, 100) == [[0, 1], [2, 3, 4, 5, 6, 7]]
+    assert micro_batches(samples, groups, 100) == [[0], [1, 2, 3, 4, 5, 6, 7]]  # 90 and 70, not 100 and 60
     assert micro_batches(samples, groups, 160) == [list(range(8))]
     assert micro_batches(samples, groups, 5) == [[i] for i in range(8)]  # larger than the budget: alone
 
@@ -157,3 +157,32 @@ def test_a_packed_batch_says_of_each_token_what_its_row_says(drawn):
         at = [*range(before.start, before.start + before.length), *range(span.start, span.start + span.length)]
         assert packed.ids_N[at].tolist() == ids
         assert packed.position_N[at].tolist() == list(range(len(ids)))
+
+
+def needed(sizes, budget):
+    """Micro-batches that first fit, largest first, makes of pieces that stay whole."""
+    room = []
+    for size in sorted(sizes, reverse=True):
+        fit = next((i for i, left in enumerate(room) if size <= left), None)
+        if fit is None:
+            room.append(budget - size)
+        else:
+            room[fit] -= size
+    return len(room)
+
+
+@given(st.lists(st.integers(2, 60), min_size=1, max_size=60), st.integers(60, 400))
+def test_micro_batches_are_no_more_than_first_fit_s_and_even(lengths, budget):
+    """Where first fit had to be kept, all but one are more than half full."""
+    samples = [[row([1000 * i + j for j in range(n)], 1)] for i, n in enumerate(lengths)]
+    loads = [sum(lengths[s] for s in batch) for batch in micro_batches(samples, list(range(len(lengths))), budget)]
+    assert max(loads) <= budget and len(loads) == needed(lengths, budget)
+    assert max(loads) - min(loads) <= max(lengths) or sorted(loads)[1] * 2 > budget
+
+
+def test_a_large_group_is_cut_into_even_parts():
+    samples = [[row([7, 8, 9, i, i], 3)] for i in range(10, 17)]
+    assert [len(batch) for batch in micro_batches(samples, [0] * 7, 13)] == [
+        4,
+        3,
+    ]  # 3 + 2 for each; 5 and 2 would fit, too

@@ -233,6 +233,18 @@ def test_what_another_algorithm_would_have_done_is_what_it_does_in_a_run_of_its_
     assert bool((mine.pull_M != 0).any())
 
 
+def test_what_moves_samples_that_the_step_left_out_is_not_computed(tmp_path: Path) -> None:
+    """A batch's mean gives groups of equal rewards an advantage, their own mean does not."""
+    config = toy_config("drgrpo", steps=1, skip_dead_samples=True)
+    saved = read_step(toy_run(tmp_path, config), 1)
+    assert any(taken.left_out and taken.current is not None for taken in saved.record.steps)
+    assert not compute_again(config, saved).wrong
+    _, own = beside(None, "actor.eps_clip=0.1", config=config, saved=saved)
+    assert own.algorithm is not None
+    _, other = beside(None, "actor.adv_norm.mean_level=batch", config=config, saved=saved)
+    assert other.missing == (MISSING["left_out"],) and other.algorithm is None
+
+
 def test_rules_that_the_run_had_go_on_and_new_ones_begin_here(tmp_path: Path) -> None:
     config = toy_config("sapo_selfadaptive", steps=2)
     saved = read_step(toy_run(tmp_path, config), 2)

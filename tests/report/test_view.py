@@ -8,6 +8,14 @@ from partita.report.records import StepRecord
 from partita.report.view import RunView, phases, step_seconds
 
 
+def test_what_is_counted_inside_phases_is_no_phase():
+    inside = {"time/generate": 3.0, "time/forward_backward": 2.0, "time/optimizer": 0.5, "time/overhead_share": 0.1}
+    assert phases(StepRecord(1, {"time/sample": 4.0, "time/learn": 3.0, "time/step": 7.5} | inside)) == {
+        "sample": 4.0,
+        "learn": 3.0,
+    }
+
+
 def view_of(*metrics: dict[str, float], total: int = 10) -> RunView:
     view = RunView("t", total, clock=lambda: 100.0, started=40.0)
     for step, values in enumerate(metrics, start=1):

@@ -1,5 +1,7 @@
 import asyncio
 import json
+import threading
+from concurrent.futures import Future
 
 import pytest
 from toy import CountedPrompts, FirstToken, TableEngine
@@ -15,7 +17,7 @@ SAMPLING = Sampling(max_new_tokens=4, stop_ids=(7,))
 
 
 def rollouts(**changes) -> Rollouts:
-    engine = TableEngine()
+    engine = changes.pop("engine", None) or TableEngine()
     values = {"workflow": SingleTurn(), "prompts": CountedPrompts(), "scorer": FirstToken(), "refill": None} | changes
     return Rollouts(engine, sampling=SAMPLING, n_samples=4, seed=5, **values)
 
@@ -44,6 +46,36 @@ def test_slow_scoring_changes_nothing() -> None:
     assert plain(asyncio.run(rollouts().take(3)).groups) == plain(
         asyncio.run(rollouts(scorer=FirstToken(delay=0.01)).take(3)).groups
     )
+
+
+class HeldBack(TableEngine):
+    """Decodes the last sample of a round only when `scored` is set, as a long answer would end after the others' rewards."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scored = threading.Event()
+
+    def submit(self, requests):
+        *futures, last = super().submit(requests)
+        held: Future = Future()
+        threading.Thread(target=lambda: held.set_result(last.result() if self.scored.wait(10) else None)).start()
+        return [*futures, held]
+
+
+def test_finished_samples_are_scored_while_others_are_decoded() -> None:
+    """The last answer comes after the slow rewards of all others, or never."""
+    engine, done = HeldBack(), list[str]()
+
+    class Slow(FirstToken):
+        async def score(self, prompt, text, ids, stop_reason):
+            scored = await super().score(prompt, text, ids, stop_reason)
+            done.append(prompt.uid)
+            if len(done) == 7:
+                engine.scored.set()
+            return scored
+
+    taken = asyncio.run(asyncio.wait_for(rollouts(engine=engine, scorer=Slow(delay=0.02)).take(2), 9))
+    assert len(done) == 8 and len(taken.groups) == 2 and len(engine.rounds) == 1
 
 
 def test_trained_row_is_what_was_sent_and_what_came_back() -> None:

@@ -1,6 +1,6 @@
 """From groups to packed streams: nothing is dropped silently, and what is excluded moves nobody's advantage."""
 
-from dataclasses import replace
+from dataclasses import fields, replace
 
 import numpy as np
 import pytest
@@ -9,7 +9,7 @@ from toy import EOS
 
 from partita.algo.compose import compose
 from partita.algo.presets import PRESETS, keys_of
-from partita.records import Group, Prompt, Row, Sample
+from partita.records import Batch, Group, Prompt, Row, Sample
 from partita.train.batch import RolloutBatch, collate
 
 
@@ -154,3 +154,22 @@ def test_an_empty_step_is_an_empty_batch() -> None:
     rollout = packed()
     assert (rollout.rows, rollout.part_names, rollout.batch.samples) == ((), (), 0)
     assert rollout.batch.lot_S is not None and rollout.batch.lot_S.shape == (0,)
+
+
+def test_parts_of_a_split_are_what_select_gives() -> None:
+    made = [group(1.0, None, 0.5, serial=0), group(0.0, 1.0, serial=3)]
+    made[0].samples[1].rows[0].trained[1:] = [False, False]  # a sample without any trained token
+    rollout = collate(made, seed=1, version=0)
+    parts = [[3, 1], [], [0, 4], [2]]
+    for part, found in zip(parts, rollout.split(parts), strict=True):
+        wanted = rollout.select(part)
+        assert (found.rows, found.group_of_sample) == (wanted.rows, wanted.group_of_sample)
+        for item in fields(Batch):
+            one, other = getattr(found.batch, item.name), getattr(wanted.batch, item.name)
+            if isinstance(one, torch.Tensor):
+                torch.testing.assert_close(one, other, rtol=0, atol=0, equal_nan=True)
+            else:
+                assert one is other, item.name
+    with pytest.raises(ValueError, match="one mark, one log-prob and one version"):
+        made[0].samples[0].rows[0].versions.append(0)
+        collate(made, seed=1, version=0)

@@ -14,6 +14,7 @@ from partita.algo.presets import PRESETS, keys_of
 from partita.models.attention import ATTENTION, register
 from partita.models.families import tiny
 from partita.models.packed import PackedModel, Streams
+from partita.ops.packing import Packed
 from partita.records import Group, Prompt, Row, Sample
 from partita.train.batch import RolloutBatch, collate
 from partita.train.checkpoint import load_checkpoint, save_checkpoint
@@ -120,6 +121,41 @@ def test_score_gives_logprobs_in_the_batch_s_own_order() -> None:
         log[a, b] for g in groups() for s in g.samples for a, b in zip(s.rows[0].ids, s.rows[0].ids[1:], strict=False)
     ]
     assert torch.allclose(scored.prox_T.double(), torch.stack(want), atol=1e-6)  # type: ignore[union-attr]
+
+
+class Reading(TableModel):
+    """Remembers its model inputs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[Packed] = []
+
+    def forward(self, packed, *, temperature: float, entropy: bool = False, against=None) -> Streams:
+        self.seen.append(packed)
+        return super().forward(packed, temperature=temperature, entropy=entropy, against=against)
+
+
+def test_policy_and_reference_read_the_same_packed_micro_batches_once_each() -> None:
+    model, reference = Reading(), Reading()
+    who = learner(model, budget=7, ppo_epochs=2, skip_dead_samples=False)
+    who.reference = reference  # type: ignore[assignment]
+    algo = algorithm(kl_loss_coef=0.1)
+    scored = who.score(collate(groups(), seed=1, version=0), algo)
+    assert len(model.seen) > 1 and all(a is b for a, b in zip(model.seen, reference.seen, strict=True))
+    alone = learner(TableModel(), budget=4096, ppo_epochs=2).score(collate(groups(), seed=1, version=0), algorithm())
+    assert torch.equal(scored.batch.prox_T, alone.batch.prox_T)  # type: ignore[arg-type]
+    passes = len(model.seen)
+    who.learn(scored.with_batch(algo.credit(scored.batch)), algo, 0)
+    assert len(model.seen) == 3 * passes and len(reference.seen) == passes
+
+
+def test_seconds_of_models_and_optimizer_are_counted_apart() -> None:
+    who, algo = learner(ppo_epochs=2), algorithm()
+    scored = who.score(collate(groups(), seed=1, version=0), algo)
+    assert who.timer.take().keys() == {"time/forward_backward"}
+    who.learn(scored.with_batch(algo.credit(scored.batch)), algo, 0)
+    spent = who.timer.take()
+    assert spent.keys() == {"time/forward_backward", "time/optimizer"} and min(spent.values()) > 0
 
 
 def test_one_optimizer_step_needs_no_scoring_pass() -> None:

@@ -8,7 +8,8 @@ import torch
 from toy import TableModel
 
 from partita.algo.compose import compose
-from partita.algo.presets import keys_of
+from partita.algo.norm import EmaCenter, EmaScale
+from partita.algo.presets import PRESETS, keys_of
 from partita.algo.tokens import Current
 from partita.records import Group, Prompt, Row, Sample
 from partita.train.batch import collate
@@ -97,7 +98,7 @@ def test_streams_are_in_the_minibatch_s_order_whatever_the_micro_batches():
     """Micro-batches of the longest pieces first: the order of the forward passes is not that of the samples."""
     found = []
     for budget in (4096, 5, 1):
-        who = learner(budget=budget)
+        who = learner(budget=budget, skip_dead_samples=False)
         with torch.no_grad():
             who.model.table.copy_(torch.arange(64).reshape(8, 8) / 10)
         rollout, _, record = learned(who, algorithm(), rollout_of(MIXED, MIXED))
@@ -107,6 +108,71 @@ def test_streams_are_in_the_minibatch_s_order_whatever_the_micro_batches():
     for current in found:
         assert torch.allclose(current.logprobs_T, torch.stack(want), atol=1e-12)
         assert torch.allclose(current.entropy_T, found[0].entropy_T, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", [name for name in PRESETS if keys_of(name).credit != "gae"])
+@pytest.mark.parametrize(
+    "changes", [{}, {"kl_loss_coef": 0.0, "kl_ctl": 0.0, "adaptive_entropy": None}], ids=["whole", "bare"]
+)
+@pytest.mark.parametrize("split", ["groups", "spread"])
+def test_samples_that_cannot_move_anything_are_left_out_exactly(name, changes, split):
+    """The same losses and weights after every step, with them and without; and the record says which they were."""
+    reference = TableModel()
+    with torch.no_grad():
+        reference.table.copy_(torch.arange(64).reshape(8, 8) / 40)
+    algo, tables, records = prepared(name, **changes), [], []
+    for skip in (True, False):
+        who = learner(
+            reference=reference, ppo_epochs=2, ppo_n_minibatches=2, minibatch_split=split, skip_dead_samples=skip
+        )
+        rollout, metrics, record = learned(who, algo, rollout_of(MIXED, ALIKE))
+        tables.append(who.model.table.detach().clone())
+        records.append(record)
+        for step in record.steps:
+            again = replay(rollout.batch, algo, step)
+            assert (again is None and step.loss == 0) or again.value.item() == pytest.approx(step.loss, abs=1e-12)
+            assert step.current is None or len(step.current.logprobs_T) == int(
+                rollout.batch.length_S[list(step.computed)].sum()
+            )
+        values = metrics.as_dict()
+        gone = sum(len(step.left_out) for step in record.steps)
+        assert values["skipped_samples"] == pytest.approx(gone / sum(len(step.samples) for step in record.steps))
+    assert torch.allclose(*tables, rtol=0, atol=1e-9)
+    one, two = ([(step.samples, step.outcome, step.unmoved) for step in record.steps] for record in records)
+    assert one == two
+    assert [step.loss for step in records[0].steps] == pytest.approx(
+        [step.loss for step in records[1].steps], abs=1e-12
+    )
+
+
+def test_what_is_left_out_is_seen_by_no_model_and_is_in_the_metrics():
+    class Counted(TableModel):
+        tokens = 0
+
+        def forward(self, packed, *, temperature, entropy=False, against=None):
+            self.tokens += len(packed.target_T)
+            return super().forward(packed, temperature=temperature, entropy=entropy, against=against)
+
+    seen = {}
+    for skip, whole in ((True, False), (True, True), (False, False)):
+        who = learner(Counted(), skip_dead_samples=skip)
+        algo = algorithm()
+        rollout = rollout_of(MIXED, ALIKE)
+        rollout = rollout.with_batch(algo.credit(rollout.batch))
+        metrics, record = who.learn(rollout, algo, 0, whole=whole)
+        values = metrics.as_dict()
+        seen[skip, whole] = who.model.tokens
+        assert values["skipped_tokens"] * 16 == 16 - who.model.tokens and values["effective_tokens"] == 16
+        assert (record.steps[0].left_out == (2, 3, 4, 5)) is (skip and not whole)  # 0.5 is the mean of its group
+    assert seen == {(True, False): 5, (True, True): 16, (False, False): 16}
+
+
+def prepared(name, **changes):
+    keys = replace(keys_of(name), **changes)
+    algo = compose(keys, n_samples=3, max_new_tokens=4)
+    if algo.norm is not None and algo.norm.running:  # what its controller would put in place
+        algo = replace(algo, norm=replace(algo.norm, center=EmaCenter(0.4), scale=EmaScale(0.2)))
+    return algo
 
 
 def test_micro_batches_are_put_back_by_sample():
