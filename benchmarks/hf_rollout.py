@@ -22,7 +22,7 @@ def generate(model, prompts: list[list[int]], new_tokens: int, seed: int) -> dic
     began = time.perf_counter()
     out = model.generate(
         ids, attention_mask=torch.ones_like(ids), do_sample=True, temperature=1.0, top_k=0, top_p=1.0,
-        min_new_tokens=new_tokens, max_new_tokens=new_tokens, pad_token_id=0,
+        max_new_tokens=new_tokens, eos_token_id=None, pad_token_id=0,
     )  # fmt: skip
     return {"seconds": time.perf_counter() - began, "tokens": (out.shape[1] - ids.shape[1]) * out.shape[0]}
 
@@ -32,6 +32,7 @@ def main() -> None:
     desk = Desk()
     logging.set_verbosity_error()
     model = AutoModelForCausalLM.from_pretrained(sys.argv[1], dtype=getattr(torch, sys.argv[2])).eval()
+    model.generation_config.eos_token_id = None  # every response has the full length
     generate(model, [[1, 2, 3]] * 8, 4, seed=0)
     desk.ready()
     for question in desk.questions():

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import platform
+import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import date
@@ -71,7 +72,7 @@ def write(path: Path, lines: Sequence[Line], versions: Mapping[str, str], *, kee
         return
     stamp = {
         "machine": machine(), "date": date.today().isoformat(),
-        "versions": ", ".join(f"{name} {number}" for name, number in sorted(versions.items())),
+        "versions": ", ".join(f"{name} {number}" for name, number in sorted(versions.items())), "commit": commit(),
     }  # fmt: skip
     held = {key_of(line): line for line in read(path)}
     held |= {(line.name, line.peer): asdict(line) | stamp for line in lines}
@@ -100,6 +101,13 @@ def told(line: Line) -> str:
     return f"{head}, {line.peer} {line.peer_value:.4g}, ratio {spread}, {line.pairs} pairs"
 
 
+def commit() -> str:
+    """The commit of this checkout, with a plus where files differ from it; empty outside of git."""
+    asked = ["git", "describe", "--always", "--dirty=+", "--exclude=*"]
+    done = subprocess.run(asked, cwd=FOLDER.parent, capture_output=True, text=True, check=False)
+    return done.stdout.strip()
+
+
 def machine() -> str:
     """CPU model, whether it multiplies bfloat16, cores that this process may use, memory, system."""
     info = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").exists() else ""
@@ -108,5 +116,5 @@ def machine() -> str:
     cores = len(os.sched_getaffinity(0))
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
     return (
-        f"{model}{''.join(f' with {name}' for name in fast[:1])}, {cores} cores, {memory:.0f} GB, {platform.system()}"
+        f"{model}{''.join(f' with {name}' for name in fast[:1])}, {cores} cores, {memory:.0f} GiB, {platform.system()}"
     )

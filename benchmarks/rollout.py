@@ -12,10 +12,11 @@ better of its eager and compiled modes at that size. --quick: one pair, eight ne
 from __future__ import annotations
 
 import argparse
+import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
-from itertools import count
 from pathlib import Path
 from statistics import median
 
@@ -27,7 +28,8 @@ from partita.models.embedded import embedded_folder
 
 SIZES, GROUP, PROMPT = (8, 32, 64, 128), 8, 40
 BATCHES = (32, 64, 128)  # of which the best is quoted
-VLLM = {"VLLM_CPU_KVCACHE_SPACE": "2", "VLLM_CPU_OMP_THREADS_BIND": "0-1", "VLLM_NO_USAGE_STATS": "1"}
+CORES = ",".join(map(str, sorted(os.sched_getaffinity(0))))
+VLLM = {"VLLM_CPU_KVCACHE_SPACE": "2", "VLLM_CPU_OMP_THREADS_BIND": CORES, "VLLM_NO_USAGE_STATS": "1"}
 OURS = ("ours bf16", "ours fp32")
 FILE = FOLDER / "rollout.jsonl"
 
@@ -57,22 +59,39 @@ def started(workers: Workers, args: argparse.Namespace) -> dict[str, Worker]:
     return sides
 
 
-def rate(name: str, worker: Worker, size: int, new_tokens: int, seeds: Callable[[], int]) -> float:
-    """Tokens a second of one run on prompts that no side has seen before: a cache of prefixes would find them."""
-    seed = seeds()
+@dataclass
+class Side:
+    """One worker at one size. The prompts of a pair are the same for all sides and new to each: a cache of prefixes would know
+    those of an earlier pair.
+    """
+
+    name: str
+    worker: Worker
+    size: int
+    new_tokens: int
+    pair: int = 0
+
+    def __call__(self) -> float:
+        """The rate of the next pair; a few tokens of the same size first wake the side up."""
+        self.pair += 1
+        rate(self.worker, self.size, 2, seed=1000 * self.size + 500 + self.pair)
+        found = rate(self.worker, self.size, self.new_tokens, seed=1000 * self.size + self.pair)
+        print(f"  {self.size:>4} {self.name:<20} {found:8.1f} tokens/s", flush=True)
+        return found
+
+
+def rate(worker: Worker, size: int, new_tokens: int, seed: int) -> float:
+    """Tokens a second of one run."""
     answer = worker.ask(prompts=prompt_ids(size, GROUP, PROMPT, seed), new_tokens=new_tokens, seed=seed)
     assert answer["tokens"] == size * new_tokens, f"{worker.name}: {answer['tokens']} tokens of {size} x {new_tokens}"
-    print(f"  {size:>4} {name:<20} {answer['tokens'] / answer['seconds']:8.1f} tokens/s", flush=True)
     return answer["tokens"] / answer["seconds"]
 
 
 def measured(sides: Mapping[str, Worker], args: argparse.Namespace) -> Rates:
     """Every size, every side, in turns."""
-    seeds = count(1).__next__
 
     def at(size: int) -> dict[str, list[float]]:
-        runs = {name: partial(rate, name, worker, size, args.new_tokens, seeds) for name, worker in sides.items()}
-        return in_turns(args.pairs, runs)
+        return in_turns(args.pairs, {name: Side(name, one, size, args.new_tokens) for name, one in sides.items()})
 
     return {size: at(size) for size in args.sizes}
 
@@ -89,7 +108,15 @@ def lines(rates: Rates, new_tokens: int) -> list[Line]:
             found.append(row(f"{name} fp32", sides["ours fp32"], "hf fp32", sides["hf fp32"]))
         if size == 64 and "hf bf16" in sides and (batches := [batch for batch in BATCHES if batch in rates]):
             best = max(batches, key=lambda batch: median(rates[batch]["hf bf16"]))
-            found.append(row(name, ours, "hf bf16 best batch", rates[best]["hf bf16"], note=f"its batch is {best}"))
+            found.append(
+                row(
+                    name,
+                    ours,
+                    "hf bf16 best batch",
+                    rates[best]["hf bf16"],
+                    note=f"its batch is {best}, measured in turns of its own" if best != size else "",
+                )
+            )
         if modes := [side for side in sides if side.startswith("vllm cpu ")]:
             best_mode = max(modes, key=lambda mode: median(sides[mode]))
             found.append(row(name, ours, "vllm cpu", sides[best_mode], note=best_mode.removeprefix("vllm cpu ")))

@@ -5,9 +5,9 @@ usage: python benchmarks/step.py [--pairs 5] [--only fixed natural short long bf
 Workloads: short (8 prompts x 8 samples, about 45 prompt tokens, 32 new) and long (4 x 8, about 300, 64). Kinds: fixed
 (every response forced to the full length, rewards that make every group mixed, nothing skipped: pure speed) and natural
 (responses end where the policy ends them, rewards as the task gives them; tokens stand beside the ratio). A comparison
-loads TRL in one precision beside our processes; each takes a warm-up step, then they take a step in turn. On `long` TRL needs
-most of 24 GB, so ours starts anew for every pair there, on the same prompts. --only keeps the comparisons whose kind,
-workload and precision are all named (a dimension of which none is named is whole).
+loads TRL in one precision; after a warm-up step it takes one step a pair. Ours starts anew for every pair and takes a warm-up
+step, then the step of TRL's prompts: on `long` TRL needs most of 24 GiB, and two processes that stay would not fit. --only keeps the
+comparisons whose kind, workload and precision are all named (a dimension of which none is named is whole).
 --quick: one pair, nothing written.
 """
 
@@ -30,7 +30,6 @@ DTYPES = {"bf16": "bfloat16", "fp32": "float32"}
 DIMENSIONS = (("fixed", "natural"), ("short", "long"), ("bf16", "fp32"))
 SKIP = "actor.skip_dead_samples"
 PEER = "trl"
-ALONE = ("long",)  # workloads whose two sides do not fit into memory together
 FILE = FOLDER / "step.jsonl"
 
 Runs = Mapping[str, Sequence[Answer]]
@@ -66,15 +65,10 @@ class Comparison:
             peer = workers.start(trl_python, "trl_step.py", *where, DTYPES[self.precision])
             sides = {PEER: partial(taken, PEER, peer)}
             for name, own in self.ours.items():
-                if self.workload in ALONE:
-                    steps = count()
-                    sides[name] = partial(self._alone, name, where, own, steps, workers.versions)
-                else:
-                    worker = workers.start(sys.executable, "ours_step.py", *where, "0", *own)
-                    sides[name] = partial(taken, name, worker)
+                sides[name] = partial(self._anew, name, where, own, count(), workers.versions)
             return in_turns(pairs, sides), workers.versions
 
-    def _alone(
+    def _anew(
         self, name: str, where: Sequence[str], own: Sequence[str], steps: Iterator[int], versions: dict[str, str]
     ) -> Answer:
         """Our step of the next pair, in a process that starts for it and ends after it."""
@@ -93,8 +87,8 @@ class Comparison:
         if self.kind == "natural":
             return found
         for name, row in ((name.removeprefix("step "), runs[name]) for name in self.ours):
-            memory = partial(compare, f"memory {name}", peer=peer, unit="GB", better="lower")
-            found.append(memory([row[-1]["peak_gb"]], theirs=[theirs[-1]["peak_gb"]]))
+            memory = partial(compare, f"memory {name}", peer=peer, unit="GiB", better="lower")
+            found.append(memory([row[0]["peak_gb"]], theirs=[theirs[0]["peak_gb"]]))  # both: warm-up and one step
             if name.endswith("fp32") or self.precision == "bf16":  # not those of bfloat16 once more
                 found += [overhead(name, row), *mismatch(name, row)]
         return found
@@ -104,7 +98,7 @@ def taken(name: str, worker: Worker) -> Answer:
     """One step."""
     answer = worker.ask(go=True)
     print(
-        f"  {name:<40} {answer['seconds']:7.2f} s, {answer['tokens']:.0f} tokens, {answer['peak_gb']:.1f} GB",
+        f"  {name:<40} {answer['seconds']:7.2f} s, {answer['tokens']:.0f} tokens, {answer['peak_gb']:.1f} GiB",
         flush=True,
     )
     return answer

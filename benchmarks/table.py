@@ -128,7 +128,9 @@ def generated(folder: Path = FOLDER) -> str:
 
 def measured_on(rows: Sequence[Row]) -> list[str]:
     """Machine, day and versions, each combination once."""
-    return list(dict.fromkeys(f"{row['machine']}; {row['date']}; {row['versions']}." for row in rows))
+    return list(
+        dict.fromkeys(f"{row['machine']}; {row['date']}; {row['versions']}; commit {row['commit']}." for row in rows)
+    )
 
 
 def page(text: str, folder: Path = FOLDER) -> str:

