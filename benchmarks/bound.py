@@ -18,7 +18,7 @@ from collections.abc import Sequence
 import torch
 from learning import Learning, Shape
 from ours_rollout import generate, open_ours
-from results import FOLDER, Line, share, write
+from results import FOLDER, PAIRS, Line, enough, share, write
 from shapes import Decoding, Training, bandwidth, products
 from transformers import AutoConfig
 from workers import in_turns, installed
@@ -84,7 +84,7 @@ def suffix(precision: str) -> str:
 def main() -> None:
     """Measure and write `results/bound.jsonl`."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--pairs", type=int, default=5)
+    parser.add_argument("--pairs", type=enough, default=PAIRS)
     parser.add_argument("--sizes", type=int, nargs="*", default=SIZES)
     parser.add_argument("--only", nargs="*", default=("decode", "training", "rates"))
     parser.add_argument("--precision", choices=DTYPES, default="bf16")

@@ -22,7 +22,7 @@ from pathlib import Path
 import torch
 from learning import Learning, Shape
 from ours_rollout import generate, open_ours
-from results import FOLDER, Line, compare, write
+from results import FOLDER, PAIRS, Line, compare, enough, write
 from workers import Desk, Workers, in_turns, installed, memory_gib
 from workload import prompt_ids
 
@@ -152,7 +152,7 @@ def main() -> None:
         serve(sys.argv[2], int(sys.argv[3]))
         return
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--pairs", type=int, default=5)
+    parser.add_argument("--pairs", type=enough, default=PAIRS)
     parser.add_argument("--only", nargs="*", default=(*SERIES, "group", "long"))
     parser.add_argument("--quick", action="store_true")
     args = parser.parse_args()

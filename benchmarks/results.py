@@ -9,6 +9,7 @@ import json
 import os
 import platform
 import subprocess
+from argparse import ArgumentTypeError
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import date
@@ -16,6 +17,8 @@ from pathlib import Path
 from statistics import median
 from typing import Literal
 
+PAIRS = 5
+"""Fewer are a trial: of a comparison of fewer pairs no line is kept, unless it says itself how few it takes."""
 FOLDER = Path(__file__).resolve().parent / "results"
 Better = Literal["lower", "higher"]
 
@@ -25,7 +28,8 @@ class Line:
     """One comparison. `ours` and `peer_value` are medians over the pairs, in `unit`; `ratio` is the median of the ratios
     within a pair, with the smallest and the largest; above 1 we are ahead. tokens: of one run, ours and the peer's.
 
-    A number without a peer (a rate of the machine, say) has peer "" and no ratio.
+    A number without a peer (a rate of the machine, say) has peer "" and no ratio. least: the pairs without which a comparison
+    is not kept; fewer than PAIRS only where more would tell nothing more.
     """
 
     name: str
@@ -39,17 +43,19 @@ class Line:
     tokens: Mapping[str, float] = field(default_factory=dict[str, float])
     pairs: int = 0
     note: str = ""
+    least: int = PAIRS
 
 
 def compare(
     name: str, ours: Sequence[float], peer: str, theirs: Sequence[float], unit: str, *, better: Better,
-    tokens: tuple[float, float] | None = None, note: str = "",
+    tokens: tuple[float, float] | None = None, note: str = "", least: int = PAIRS,
 ) -> Line:  # fmt: skip
     """A line from what both sides measured, pair by pair. better: whether lower (seconds) or higher (rates) numbers are."""
     ratios = [b / a if better == "lower" else a / b for a, b in zip(ours, theirs, strict=True)]
     counted = {} if tokens is None else {"ours": tokens[0], "peer": tokens[1]}
     return Line(
-        name, median(ours), unit, peer, median(theirs), median(ratios), min(ratios), max(ratios), counted, len(ratios), note
+        name, median(ours), unit, peer, median(theirs), median(ratios), min(ratios), max(ratios), counted, len(ratios), note,
+        least,
     )  # fmt: skip
 
 
@@ -64,12 +70,14 @@ def share(name: str, part: Sequence[float], of: str, whole: Sequence[float], uni
 def write(path: Path, lines: Sequence[Line], versions: Mapping[str, str], *, keep: bool = True) -> None:
     """Print lines; put them in place of those with the same name and peer, at their place, new ones at the end.
 
-    keep: False prints only.
+    keep: False prints only. Raises ValueError, and keeps nothing, where a comparison has fewer pairs than it takes.
     """
     for line in lines:
         print(told(line), flush=True)
     if not keep:
         return
+    if few := [f"{line.name} ({line.pairs})" for line in lines if line.ratio is not None and line.pairs < line.least]:
+        raise ValueError(f"nothing is kept: too few pairs of {', '.join(few)}; at least {PAIRS} are needed")
     stamp = {
         "machine": machine(), "date": date.today().isoformat(),
         "versions": ", ".join(f"{name} {number}" for name, number in sorted(versions.items())), "commit": commit(),
@@ -78,6 +86,16 @@ def write(path: Path, lines: Sequence[Line], versions: Mapping[str, str], *, kee
     held |= {(line.name, line.peer): asdict(line) | stamp for line in lines}
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("".join(json.dumps(line) + "\n" for line in held.values()), encoding="utf-8")
+
+
+def enough(text: str) -> int:
+    """The pairs that a command line asks for. Raises ArgumentTypeError for too few to be kept, before hours are spent."""
+    pairs = int(text)
+    if pairs < PAIRS:
+        raise ArgumentTypeError(
+            f"{pairs} pairs are not kept, it takes {PAIRS}; --quick measures one and writes nothing"
+        )
+    return pairs
 
 
 def read(path: Path) -> list[dict]:

@@ -20,7 +20,7 @@ from functools import partial
 from pathlib import Path
 from statistics import median
 
-from results import FOLDER, Line, compare, write
+from results import FOLDER, PAIRS, Line, compare, enough, write
 from workers import Worker, Workers, in_turns
 from workload import prompt_ids
 
@@ -126,7 +126,7 @@ def lines(rates: Rates, new_tokens: int) -> list[Line]:
 def main() -> None:
     """Measure and write `results/rollout.jsonl`."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--pairs", type=int, default=5)
+    parser.add_argument("--pairs", type=enough, default=PAIRS)
     parser.add_argument("--sizes", type=int, nargs="*", default=SIZES)
     parser.add_argument("--new-tokens", type=int, default=32)
     parser.add_argument("--only", nargs="*", default=("hf-bf16", "hf-fp32", "vllm"))

@@ -6,8 +6,8 @@ Workloads: short (8 prompts x 8 samples, about 45 prompt tokens, 32 new) and lon
 (every response forced to the full length, rewards that make every group mixed, nothing skipped: pure speed) and natural
 (responses end where the policy ends them, rewards as the task gives them; tokens stand beside the ratio). A comparison
 loads TRL in one precision; after a warm-up step it takes one step a pair. Ours starts anew for every pair and takes a warm-up
-step, then the step of TRL's prompts: on `long` TRL needs most of 24 GiB, and two processes that stay would not fit. --only keeps the
-comparisons whose kind, workload and precision are all named (a dimension of which none is named is whole).
+step, then the step of TRL's prompts: on `long` TRL needs most of 24 GiB, and two processes that stay would not fit.
+--only keeps the comparisons whose kind, workload and precision are all named (a dimension of which none is named is whole).
 --quick: one pair, nothing written.
 """
 
@@ -21,7 +21,7 @@ from functools import partial
 from itertools import count, product
 from statistics import median
 
-from results import FOLDER, Line, compare, share, write
+from results import FOLDER, PAIRS, Line, compare, enough, share, write
 from workers import Answer, Worker, Workers, in_turns
 
 from partita.models.embedded import embedded_folder
@@ -87,8 +87,9 @@ class Comparison:
         if self.kind == "natural":
             return found
         for name, row in ((name.removeprefix("step "), runs[name]) for name in self.ours):
-            memory = partial(compare, f"memory {name}", peer=peer, unit="GiB", better="lower")
-            found.append(memory([row[0]["peak_gb"]], theirs=[theirs[0]["peak_gb"]]))  # both: warm-up and one step
+            memory = partial(compare, f"memory {name}", peer=peer, unit="GiB", better="lower", least=1)
+            # one pair: ours starts anew in each, so only in the first have both taken a warm-up and one step
+            found.append(memory([row[0]["peak_gb"]], theirs=[theirs[0]["peak_gb"]]))
             if name.endswith("fp32") or self.precision == "bf16":  # not those of bfloat16 once more
                 found += [overhead(name, row), *mismatch(name, row)]
         return found
@@ -146,7 +147,7 @@ def chosen(only: Sequence[str]) -> list[Comparison]:
 def main() -> None:
     """Run the comparisons one after the other; each writes its lines when it is done."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--pairs", type=int, default=5)
+    parser.add_argument("--pairs", type=enough, default=PAIRS)
     parser.add_argument("--only", nargs="*", default=(), choices=[word for words in DIMENSIONS for word in words])
     parser.add_argument("--trl-python", default=sys.executable)
     parser.add_argument("--quick", action="store_true")

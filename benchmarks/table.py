@@ -26,7 +26,9 @@ Row = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Goal:
-    """What the ratio of a comparison must reach. kind: how it is written. highest: the numbers are upper limits."""
+    """What the ratio of a comparison must reach. kind: how it is written. highest: the numbers are upper limits. why: a clause
+    that says why the row falls short, shown while it does.
+    """
 
     name: str
     peer: str
@@ -34,12 +36,13 @@ class Goal:
     goal: float | None
     kind: Kind = "times"
     highest: bool = False
+    why: str = ""
 
     def short(self, ratio: float) -> str:
-        """By how much a ratio falls short of the floor, or of the goal; empty where it reaches both."""
+        """By how much a ratio falls short of the floor, or of the goal, and why; empty where it reaches both."""
         for what, limit in (("floor", self.floor), ("goal", self.goal)):
             if limit is not None and (ratio > limit if self.highest else ratio < limit):
-                return f"{what} by {written(abs(limit - ratio), self.kind)}"
+                return f"{what} by {written(abs(limit - ratio), self.kind)}" + (f": {self.why}" if self.why else "")
         return ""
 
 

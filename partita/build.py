@@ -109,12 +109,15 @@ def load_policy(config: RunConfig, device: torch.device) -> LoadedModel:
 
 
 def open_engine(config: RunConfig) -> tuple[LoadedModel, LocalEngine, torch.device]:
-    """The policy in float32, and an engine that samples from a copy in its own precision."""
-    keep_freed_memory()
+    """The policy in float32, and an engine that decodes in its own precision: over weights of its own, or over the policy's
+    modules where these can serve both. On a CPU the process keeps freed memory from here on.
+    """
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if device.type == "cpu":
+        keep_freed_memory()
     loaded = load_policy(config, device)
     # modules that recompute their activations in training cannot decode with a cache meanwhile
-    alone = not config.actor.gradient_checkpointing
+    alone = not config.actor.gradient_checkpointing and config.rollout.max_head_offpolicyness == 0
     sampler, note = decoding_copy(
         loaded.model, compute_dtype(config.rollout.dtype, device), alone=alone, compiled=config.rollout.compile
     )

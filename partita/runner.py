@@ -253,7 +253,9 @@ class Run:
 
     @property
     def _watched(self) -> bool:
-        """Whether a rule, or the end of the stage, reads what the loss reports: then that must be over every sample."""
+        """Whether the end of the stage reads what the loss reports, or a rule acts after the optimizer steps and so may read
+        it: then that must be over every sample.
+        """
         until = self.config.stages[self.progress.index].until if self.config.stages else None
         plateau = until is not None and until.plateau is not None and until.plateau.startswith(LOSS_METRICS)
         return plateau or any(rule.when == "after_epochs" for rule in self.controls.controllers)

@@ -59,6 +59,8 @@ TINY = (
     "rollout.dtype=float32", "actor.dtype=float32", "actor.optimizer.lr=3e-4", "reward.processes=1",
     "evaluator.n_prompts=400", "evaluator.temperature=1",
 )  # fmt: skip
+# beside every run's own: metrics of the loss are over all samples, as when the first results were made
+WHOLE = "actor.skip_dead_samples=false"
 LARGER = ("actor.optimizer.lr=1e-5", "evaluator.n_prompts=100")
 # near the end few groups are mixed, and each of the last missing ones is a round of its own
 PATIENCE = "actor.dynamic_sampling.max_batches=200"
@@ -70,7 +72,7 @@ CURVES = {
 
 @dataclass(frozen=True)
 class Job:
-    """One training run. `words` are all of its settings but for the folders."""
+    """One training run. `words` are all of its settings but for the folders and WHOLE."""
 
     part: str
     arm: str
@@ -110,7 +112,7 @@ def run(job: Job, model: Path, threads: int) -> dict[str, Any]:
     began = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(io.StringIO()):
         tiny = (f"actor.path={model}", f"train_dataset.path={tiny_task.__file__}:task")
-        words = [f"output_dir={folder}", *job.words, *(() if job.part == "smollm2" else tiny)]
+        words = [f"output_dir={folder}", WHOLE, *job.words, *(() if job.part == "smollm2" else tiny)]
         config = load_run_config([QUICKSTART] if job.part == "smollm2" else [], words).value
         try:
             history = read_metrics(PPOTrainer(config).train() / "metrics.jsonl")

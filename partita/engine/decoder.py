@@ -12,10 +12,13 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from partita.engine.cache import Capture, DecodeLayout, PrefillLayout, Prefix, SlotCache
-from partita.engine.scheduler import Admission, Moves
+from partita.engine.cache import Capture, PrefillLayout, Prefix, SlotCache
+from partita.engine.scheduler import Admission, Moves, Start
 from partita.models.lean import LeanModel
 from partita.models.packed import PackedModel
+
+# A prompt of so many tokens is held once for its slots; a shorter one is read faster as a part of each.
+HELD_FROM = 192
 
 
 class Decoder(Protocol):
@@ -48,24 +51,28 @@ class SlotDecoder:
         self._kept: dict[tuple[int, ...], Prefix] = {}
 
     def start(self, admission: Admission) -> Tensor:
-        """See `Decoder`. Each distinct prompt is computed once and copied to every row of its group."""
+        """See `Decoder`. Each distinct prompt is computed once, and held once for its group or copied to every row."""
         prefixes = self._kept | dict(zip(admission.prefill, self._prefill(admission.prefill), strict=True))
         last = admission.starts[-1]
-        self._cache.reserve(last.first + last.count, max(len(start.prompt_ids) for start in admission.starts) + 1)
+        held = {start.prompt_ids for start in admission.starts if self._is_held(start, admission)}
+        copied = [len(start.prompt_ids) for start in admission.starts if start.prompt_ids not in held]
+        self._cache.reserve(last.first + last.count, max(copied, default=0) + 1)
         for start in admission.starts:
-            self._cache.write(start.first, start.count, prefixes[start.prompt_ids])
+            prefix = prefixes[start.prompt_ids]
+            if start.prompt_ids in held:
+                self._cache.follow(start.first, start.count, start.prompt_ids, prefix)
+            else:
+                self._cache.write(start.first, start.count, prefix)
+        self._cache.hold()
         self._kept = {prompt: prefixes[prompt] for prompt in admission.keep}
         logits = [prefixes[start.prompt_ids].logits_V.expand(start.count, -1) for start in admission.starts]
         return torch.cat(logits)
 
     def step(self, ids: Sequence[int], positions: Sequence[int]) -> Tensor:
         """See `Decoder`."""
-        end = max(positions) + 1
-        self._cache.reserve(len(ids), end)
         ids_B = torch.tensor(ids, device=self._device)
         position_B = torch.tensor(positions, device=self._device)
-        layout = DecodeLayout(position_B, end, ragged=min(positions) + 1 < end)
-        cache = self._cache.call(position_B, end)
+        cache, layout = self._cache.step(positions, self._device)
         last_B = torch.zeros_like(ids_B)
         return self._model.step(ids_B[:, None], position_B[:, None], layout=layout, cache=cache, last_B=last_B)
 
@@ -76,6 +83,7 @@ class SlotDecoder:
     def refresh(self, sequences: Sequence[Sequence[int]]) -> None:
         """See `Decoder`. Rows of similar length share a forward."""
         self._kept = {}
+        self._cache.reserve(len(sequences), max(map(len, sequences), default=0) + 1)
         batch: list[int] = []
         for row in sorted(range(len(sequences)), key=lambda row: len(sequences[row])):
             if batch and (len(batch) + 1) * len(sequences[row]) > self._prefill_tokens:
@@ -84,6 +92,11 @@ class SlotDecoder:
             batch.append(row)
         if batch:
             self._rewrite(batch, sequences)
+        self._cache.hold()
+
+    def _is_held(self, start: Start, admission: Admission) -> bool:
+        several = start.count > 1 or start.prompt_ids in admission.keep or start.prompt_ids in self._cache.prompts
+        return several and len(start.prompt_ids) >= HELD_FROM
 
     def _rewrite(self, rows: Sequence[int], sequences: Sequence[Sequence[int]]) -> None:
         for row, prefix in zip(rows, self._prefill([sequences[row] for row in rows]), strict=True):

@@ -109,12 +109,11 @@ class LocalEngine:
         # Its own copy: a tokenizer whose padding another thread sets refuses to decode at that moment.
         self._tokenizer = copy.deepcopy(tokenizer)
         self._scheduler: Scheduler[_Job] = Scheduler(slots, prefill_tokens)
-        self._static = isinstance(model, PackedModel) and model.kind == "plain"
-        self._decoder: Decoder = (
-            PlainDecoder(model)
-            if isinstance(model, PackedModel) and model.kind == "plain"
-            else SlotDecoder(model, slots=slots, context=context, prefill_tokens=prefill_tokens)
-        )
+        if isinstance(model, PackedModel) and model.kind == "plain":
+            self._decoder: Decoder = PlainDecoder(model)
+        else:
+            self._decoder = SlotDecoder(model, slots=slots, context=context, prefill_tokens=prefill_tokens)
+        self._static = isinstance(self._decoder, PlainDecoder)
         self._stats = EngineStats()
         self._inbox: deque[list[_Job] | _Update] = deque()
         self._finished: deque[tuple[_Job, Completion]] = deque()
@@ -136,7 +135,7 @@ class LocalEngine:
     def publish(self, weights: Iterable[tuple[str, Tensor]], version: int) -> None:
         """See `Engine`. Returns when the weights are in use; running completions go on, their keys and values anew.
 
-        Raises what is wrong with the weights; the engine has crashed then, because its weights may be a mixture.
+        Raises what is wrong with the weights; the engine has crashed then, and says so to everybody who waits.
         """
         if threading.current_thread() is self._thread:
             raise RuntimeError(
@@ -240,6 +239,8 @@ class LocalEngine:
     def _forward(self, compute: Callable[[], Tensor]) -> Tensor:
         began = time.perf_counter()
         logits_BV = compute()
+        if logits_BV.is_cuda:  # launched is not computed
+            torch.cuda.synchronize(logits_BV.device)
         self._stats.forward_seconds += time.perf_counter() - began
         return logits_BV
 

@@ -80,25 +80,24 @@ def sample(logits_BV: Tensor, uniform_B: Tensor, knobs: Knobs) -> tuple[Tensor, 
     if knobs.temperature_B1 is not None:
         logits_BV = logits_BV / knobs.temperature_B1.to(logits_BV.dtype)
     allowed_BV, banned_BF = _without_forbidden(logits_BV, knobs)
-    top_B1 = allowed_BV.amax(-1, keepdim=True)
-    weights_BV = (allowed_BV - top_B1).exp_()
-    total_B1 = None
+    weights_BV = allowed_BV.softmax(-1)
     if knobs.rows_R is not None:
-        total_B1 = weights_BV.sum(-1, keepdim=True)
         weights_BV[knobs.rows_R] = _filtered(allowed_BV[knobs.rows_R], knobs)
-    ids_B, sum_B1 = draw(weights_BV, uniform_B)
+    ids_B = draw(weights_BV, uniform_B)
     if knobs.greedy_B is not None:
         # of the logits, not of the weights: exponentials of nearly equal logits may round to the same number
         left_BV = allowed_BV if knobs.rows_R is None else allowed_BV.masked_fill(weights_BV == 0, -torch.inf)
         ids_B = torch.where(knobs.greedy_B, left_BV.argmax(-1), ids_B)
-    normaliser_B1 = top_B1 + (sum_B1 if total_B1 is None else total_B1).log()
+    if knobs.rows_R is None and banned_BF is None:
+        return ids_B, weights_BV.gather(1, ids_B[:, None])[:, 0].log()
+    normaliser_B1 = allowed_BV.logsumexp(-1, keepdim=True)
     if banned_BF is not None:  # the log-prob is of the full softmax, with what could not be drawn
         normaliser_B1 = torch.cat([normaliser_B1, banned_BF], 1).logsumexp(1, keepdim=True)
     return ids_B, (logits_BV.gather(1, ids_B[:, None]) - normaliser_B1)[:, 0]
 
 
-def draw(weights_BV: Tensor, uniform_B: Tensor) -> tuple[Tensor, Tensor]:
-    """Ids [B] drawn in proportion to non-negative weights, and the sums [B, 1] of the weights.
+def draw(weights_BV: Tensor, uniform_B: Tensor) -> Tensor:
+    """Ids [B] drawn in proportion to non-negative weights, which need not sum to 1.
 
     The inverse of the cumulative distribution in two steps, first over the sums of blocks, then inside one block: a
     cumulative sum over the whole vocabulary is serial and takes longer than the softmax.
@@ -109,15 +108,14 @@ def draw(weights_BV: Tensor, uniform_B: Tensor) -> tuple[Tensor, Tensor]:
     if whole < vocabulary:
         sums.append(weights_BV[:, whole:].sum(-1, keepdim=True))
     cumulative_BC = torch.cat(sums, 1).cumsum(1)
-    sum_B1 = cumulative_BC[:, -1:]
-    target_B1 = uniform_B[:, None] * sum_B1.double()
+    target_B1 = uniform_B[:, None] * cumulative_BC[:, -1:].double()
     block_B1 = invert(cumulative_BC, target_B1)
     before_B1 = F.pad(cumulative_BC, (1, 0)).gather(1, block_B1)
     at_BI = block_B1 * BLOCK + torch.arange(BLOCK, device=weights_BV.device)
     inside_BI = weights_BV.gather(1, at_BI.clamp(max=vocabulary - 1)).masked_fill(at_BI >= vocabulary, 0)
     offset_B1 = invert(inside_BI.cumsum(1), target_B1 - before_B1)
     ids_B1 = (block_B1 * BLOCK + offset_B1).clamp_(max=vocabulary - 1)  # only weights that are not finite get there
-    return ids_B1[:, 0], sum_B1
+    return ids_B1[:, 0]
 
 
 def invert(cumulative_BN: Tensor, target_B1: Tensor) -> Tensor:

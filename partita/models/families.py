@@ -33,6 +33,15 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "Llama, tied embeddings (SmolLM2)": ("llama", {"tie_word_embeddings": True}),
     "Mistral, sliding window": ("mistral", {"sliding_window": 6}),
     "Mixtral, experts": ("mixtral", {"num_local_experts": 4, "num_experts_per_tok": 2}),
+    "Ministral 3: queries scaled by position": (
+        "ministral3",
+        {
+            "rope_parameters": {
+                "rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 32, "beta_fast": 32.0,
+                "beta_slow": 1.0, "mscale_all_dim": 1.0, "mscale": 1.0, "llama_4_scaling_beta": 0.5,
+            },
+        },
+    ),
     "Qwen2": ("qwen2", {}),
     "Qwen2, sliding window in the upper layer": (
         "qwen2",

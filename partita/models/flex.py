@@ -35,8 +35,8 @@ class FlexMasks:
         start, length = (torch.tensor(x) for x in ([s.start for s in spans], [s.length for s in spans]))
         # a span without tokens starts where the next one does, so order alone does not decide
         segment_N = torch.repeat_interleave(start.argsort(stable=True), length[start.argsort(stable=True)])
-        self._segment_N, self._follows_N = segment_N.to(device), follows[segment_N].to(device)
-        self._position_N = packed.position_N.to(device)
+        self._segment_N, self._follows_N = segment_N.to(device, torch.int32), follows[segment_N].to(device)
+        self._position_N = packed.position_N.to(device, torch.int32)
         self._of_window: dict[int | None, BlockMask] = {}
 
     def sees(self, window: int | None) -> Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]:
@@ -55,7 +55,7 @@ class FlexMasks:
         """[1, H, N, D], [1, K, N, D] x 2 -> [1, N, H, D]."""
         if rule.window not in self._of_window:
             count = q.shape[2]
-            self._of_window[rule.window] = create_block_mask(
+            self._of_window[rule.window] = _blocks(q.is_cuda)(
                 self.sees(rule.window), None, None, count, count, device=str(q.device)
             )
         out = _flex(q.is_cuda)(
@@ -68,6 +68,12 @@ class FlexMasks:
             enable_gqa=q.shape[1] != k.shape[1],
         )
         return out.transpose(1, 2)
+
+
+@cache
+def _blocks(compiled: bool) -> Callable[..., BlockMask]:
+    """Uncompiled it holds a number for every pair of tokens."""
+    return torch.compile(create_block_mask, dynamic=True) if compiled else create_block_mask
 
 
 @cache

@@ -1,7 +1,7 @@
 """Elementwise modules of a family, swapped for equal ones whose backward pass keeps little and writes in place.
 
-A module is swapped by what it is made of and only if it then gives the very numbers that it gave before. Names of
-parameters stay, so weights are saved, loaded and published as ever.
+A module is swapped by its parts (a norm also by the end of its name), and only if it then gives the very numbers that it
+gave before. Names of parameters stay, so weights are saved, loaded and published as ever.
 
 Shapes: ... tokens, D width of a norm, M inner width of a gated block.
 Left out: rotary embeddings, a function of transformers' modules that no single model owns; norms that do something else
@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from transformers.activations import SiLUActivation
 
 GATED = {"gate_proj", "up_proj", "down_proj", "act_fn"}
+SCALES = (1.0, 1e4)  # some families clamp what is large
 
 
 class RMSNorm(nn.Module):
@@ -112,11 +113,12 @@ def _fused(module: nn.Module) -> nn.Module | None:
 
 
 def _equal(old: nn.Module, new: nn.Module) -> bool:
-    """Whether both give the same numbers for the same random tokens."""
-    weight = next(old.parameters())
-    width = weight.shape[-1]
-    x = torch.randn(1, 3, width, generator=torch.Generator().manual_seed(0)).to(weight)
+    """Whether both give the same numbers for the same random tokens, small and large."""
+    weight = next(old.parameters(), None)
+    if weight is None:
+        return False
+    x = torch.randn(1, 3, weight.shape[-1], generator=torch.Generator().manual_seed(0)).to(weight)
     try:
-        return torch.equal(old(x), new(x))
+        return all(torch.equal(old(scale * x), new(scale * x)) for scale in SCALES)
     except (RuntimeError, TypeError):  # a family's module may want more than one tensor
         return False

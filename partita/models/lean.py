@@ -12,6 +12,7 @@ Left out: gradients, and families of another shape. They decode through `PackedM
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -19,16 +20,15 @@ from typing import Any, Protocol
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from transformers.activations import SiLUActivation
 
 from partita.models.attention import Layout, Rule
+from partita.models.fused import GatedMLP, RMSNorm
 from partita.models.layers import layer_windows
 from partita.models.packed import PackedModel, matched
 
 LAYER = {"self_attn", "mlp", "input_layernorm", "post_attention_layernorm"}
 ATTENTION_PARTS = {"q_proj", "k_proj", "v_proj", "o_proj"}
 HEAD_NORMS = {"q_norm", "k_norm"}
-MLP = {"gate_proj", "up_proj", "down_proj", "act_fn"}
 PACK_ROWS = 64  # oneDNN lays a weight out for so many rows of input; 1 to 300 ran equally fast
 
 
@@ -77,7 +77,7 @@ class PlainProduct:
 
 class PrepackedProduct:
     """A weight in oneDNN's blocked layout: half again as fast as the plain one in bfloat16 and twice in float32, where
-    tens of rows are multiplied. The same operations are what torch.compile writes for frozen linear layers.
+    tens of rows are multiplied.
     """
 
     def __init__(self, weight_OI: Tensor, bias_O: Tensor | None) -> None:
@@ -106,12 +106,13 @@ def can_prepack(device: torch.device, dtype: torch.dtype) -> bool:
     known = hasattr(torch.ops.mkldnn, "_linear_pointwise") and hasattr(torch.ops.mkldnn, "_reorder_linear_weight")
     if not (known and device.type == "cpu" and torch.backends.mkldnn.is_available()):
         return False
-    return dtype == torch.float32 or (dtype == torch.bfloat16 and torch.ops.mkldnn._is_mkldnn_bf16_supported())
+    half = hasattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported") and torch.ops.mkldnn._is_mkldnn_bf16_supported()
+    return dtype == torch.float32 or (dtype == torch.bfloat16 and half)
 
 
 @dataclass(frozen=True)
 class Norm:
-    """An RMS norm over the last axis, computed in float32 (Zhang and Sennrich 2019, equation 4)."""
+    """An RMS norm over the last axis, computed in float32 or wider (Zhang and Sennrich 2019, equation 4)."""
 
     weight_D: Tensor
     eps: float
@@ -138,6 +139,17 @@ class Layer:
 
 
 @dataclass(frozen=True)
+class Place:
+    """Where attention happens: the layer's number, (B, Q), and what knows the tokens before."""
+
+    layer: int
+    shape: tuple[int, int]
+    rule: Rule
+    layout: Layout
+    cache: Any
+
+
+@dataclass(frozen=True)
 class Sizes:
     """Heads of a layer: H query heads, K key/value heads, of width W."""
 
@@ -149,8 +161,6 @@ class Sizes:
 class LeanModel:
     """Decodes like the `PackedModel` that it was made of, in another precision, from weights of its own."""
 
-    kind = "lean"
-
     def __init__(self, model: PackedModel, dtype: torch.dtype, *, compiled: bool = False) -> None:
         """compiled: let torch.compile write what stands before and after attention, once for all layers.
 
@@ -160,6 +170,7 @@ class LeanModel:
         if reason:
             raise ValueError(f"{type(model.lm).__name__} cannot be decoded lean: {reason}")
         self._modules, self._rule, self.dtype, self.device = model.backbone, model.rule, dtype, model.device
+        self._rotary = copy.deepcopy(model.backbone.rotary_emb)  # some remember what they were last asked for
         # checked at load against what the layers hand down
         self._windows = layer_windows(model.lm.config.get_text_config())
         self._head = model.lm.get_output_embeddings()
@@ -172,6 +183,7 @@ class LeanModel:
         if compiled:
             self._before = torch.compile(before_attention, dynamic=True)
             self._after = torch.compile(after_attention, dynamic=True)
+        self._layers = list[Layer]()
         self._product = PrepackedProduct if can_prepack(self.device, dtype) and not compiled else PlainProduct
         self._prepare({name: p.detach() for name, p in model.lm.named_parameters()})
 
@@ -184,34 +196,29 @@ class LeanModel:
         """See `PackedModel.step`."""
         rows, tokens = ids_BQ.shape
         x_ND = self._table_VD.index_select(0, ids_BQ.reshape(-1))
-        turn = Rotation.at(self._modules.rotary_emb, x_ND, position_BQ, self._sizes)
+        turn = Rotation.at(self._rotary, x_ND, position_BQ, self._sizes)
         for index, layer in enumerate(self._layers):
             turned_NAW, v_NKW = self._before(layer, x_ND, turn, self._sizes)
-            x_ND = self._after(
-                layer, x_ND, self._attend(layer, index, turned_NAW, v_NKW, (rows, tokens), layout, cache)
-            )
+            mixed_NC = self._attend(Place(index, (rows, tokens), layer.rule, layout, cache), turned_NAW, v_NKW)
+            x_ND = self._after(layer, x_ND, mixed_NC)
         if tokens > 1:
             x_ND = x_ND.view(rows, tokens, -1)[torch.arange(rows, device=x_ND.device), last_B]
         logits_BV = self._rule(self._logits(self._last_norm(x_ND)))
         return logits_BV.to(torch.promote_types(logits_BV.dtype, torch.float32))
 
-    def _attend(
-        self,
-        layer: Layer,
-        index: int,
-        turned_NAW: Tensor,
-        v_NKW: Tensor,
-        shape: tuple[int, int],
-        layout: Layout,
-        cache: Any,
-    ) -> Tensor:
+    def _attend(self, place: Place, turned_NAW: Tensor, v_NKW: Tensor) -> Tensor:
         """[N, H W], the heads' mixtures before the output product."""
-        turned, v = (x.unflatten(0, shape).transpose(1, 2) for x in (turned_NAW, v_NKW))
-        k, v = cache.update(turned[:, self._sizes.queries :], v, index)
-        return layout.attend(turned[:, : self._sizes.queries], k, v, layer.rule).reshape(turned_NAW.shape[0], -1)
+        queries = self._sizes.queries
+        turned, v = (x.unflatten(0, place.shape).transpose(1, 2) for x in (turned_NAW, v_NKW))
+        k = turned[:, queries:]
+        if place.shape[1] > 1:  # what is kept of a prompt must not keep all of the product that it is a part of
+            k, v = k.contiguous(), v.contiguous()
+        k, v = place.cache.update(k, v, place.layer)
+        mixed = place.layout.attend(turned[:, :queries], k, v, place.rule)
+        return mixed.reshape(turned_NAW.shape[0], -1)
 
     def _prepare(self, found: dict[str, Tensor]) -> None:
-        """All layers from whole weights, one at a time: the plain copy of a layer is dropped once it is prepared."""
+        """All layers from whole weights, one at a time: a plain copy is dropped once its layer is prepared."""
 
         def own(parameter: Tensor) -> Tensor:
             # a copy in any case: the learner changes its weights in place while this version is sampled from
@@ -241,7 +248,8 @@ class LeanModel:
                 Rule(attention.scaling, None, window, None),
             )  # fmt: skip
 
-        self._layers = [layer(*both) for both in zip(self._modules.layers, self._windows, strict=True)]
+        for index, both in enumerate(zip(self._modules.layers, self._windows, strict=True)):
+            self._layers[index : index + 1] = [layer(*both)]  # in place: old and new weights never stand side by side
         self._table_VD = own(self._modules.embed_tokens.weight)
         self._last_norm, self._logits = norm(self._modules.norm), product(self._head)
 
@@ -293,6 +301,8 @@ def lean_reason(model: PackedModel) -> str:
     wanted = {"embed_tokens", "layers", "norm", "rotary_emb"}
     if _children(backbone) != wanted:
         return f"its backbone is made of {sorted(_children(backbone))}"
+    if type(backbone.norm) is not RMSNorm or list(backbone.parameters(recurse=False)):
+        return "its last norm is of another kind, or its backbone has weights of its own"
     if type(model.lm.get_output_embeddings()) is not nn.Linear or type(backbone.embed_tokens) is not nn.Embedding:
         return "its head or its embedding is not a plain one"
     shapes = {tuple(p.shape for p in block.parameters()) for block in backbone.layers}
@@ -307,8 +317,8 @@ def _layer_reason(block: Any) -> str:
     parts = _children(attention)
     if parts - HEAD_NORMS != ATTENTION_PARTS or len(parts & HEAD_NORMS) == 1:
         return f"its attention is made of {sorted(parts)}"
-    if _children(mlp) != MLP or not isinstance(mlp.act_fn, nn.SiLU | SiLUActivation):
-        return "its MLP is not gated by SiLU"
+    if type(mlp) is not GatedMLP:
+        return "its MLP is not gated by SiLU alone"
     linears = [
         attention.q_proj,
         attention.k_proj,
@@ -327,8 +337,10 @@ def _layer_reason(block: Any) -> str:
         block.post_attention_layernorm,
         *(getattr(attention, n) for n in parts & HEAD_NORMS),
     ]
-    if not all(hasattr(norm, "variance_epsilon") for norm in norms):
+    if not all(type(norm) is RMSNorm for norm in norms):
         return "its norms are of another kind"
+    if any(list(module.parameters(recurse=False)) for module in (block, attention, mlp)):
+        return "a layer has weights beside its products and norms"
     if any(getattr(attention, norm).weight.shape[0] != attention.head_dim for norm in parts & HEAD_NORMS):
         return "its query and key norms span all heads"
     return ""

@@ -101,21 +101,31 @@ def self_check(lm: Any) -> Verdict:
 def decoding_copy(
     model: PackedModel, dtype: torch.dtype, *, alone: bool, compiled: bool = False
 ) -> tuple[PackedModel | LeanModel, str]:
-    """A model that decodes what `model` says, in `dtype`, with weights of its own, and a note on which way it goes.
+    """A model that decodes what `model` says, in `dtype`, and a note on which way it goes.
 
-    Lean where the modules have the common shape and the log-probs of random rows agree: in float32 within its rounding, in
-    bfloat16 as closely as the family's modules do in that precision. alone: `model` is never changed by somebody else while
-    the other decodes, so that modules in the same precision may be shared instead of copied. compiled: by torch.compile,
-    whose time the note tells.
+    Lean, with weights of its own, where the modules have the common shape and the log-probs of random rows agree, at the
+    beginning and at the end of the context: in float32 within its rounding, in bfloat16 within three times what rounding
+    does to the policy's own forward under autocast. Else through the family's modules. alone: these may be the policy's own
+    where the precision is the same, as nobody changes or trains them while they decode. compiled: by torch.compile, whose
+    time the note tells.
     """
     reason = lean_reason(model)
     if not reason:
-        lean, began = LeanModel(model, dtype, compiled=compiled), time.perf_counter()
-        gap, limit = _lean_gap(model, lean)
-        how = f", compiled in {time.perf_counter() - began:.0f} s" if compiled else ""
-        if gap <= limit:
-            return lean, f"decoding over fused layers{how}, checked: {gap:.1e} nats from the policy (limit {limit:.1g})"
-        reason = f"fused layers are off by {gap:.2g} nats (limit {limit:.1g})"
+        try:
+            with torch.inference_mode():  # as the engine decodes: torch.compile would tell the difference
+                began = time.perf_counter()
+                lean = LeanModel(model, dtype, compiled=compiled)
+                gap, limit = _lean_gap(model, lean)
+                how = f", compiled in {time.perf_counter() - began:.0f} s" if compiled else ""
+        except Exception as error:  # any failure over a family's parts only means that this way is closed for it
+            gap, limit, reason = float("inf"), 0.0, f"{type(error).__name__}: {error}"
+        else:
+            if gap <= limit:
+                return (
+                    lean,
+                    f"decoding over fused layers{how}, checked: {gap:.1e} nats from the policy (limit {limit:.1g})",
+                )
+            reason = f"fused layers are off by {gap:.2g} nats (limit {limit:.1g})"
     own = next(model.parameters()).dtype
     sampler = model if alone and dtype == own else cast_copy(model, dtype)
     left = "; rollout.compile has no effect on them" if compiled else ""
@@ -124,13 +134,18 @@ def decoding_copy(
 
 def _lean_gap(model: PackedModel, lean: LeanModel) -> tuple[float, float]:
     """Distance of the lean way's log-probs from the model's own, and what rounding explains."""
-    rows = _rows(model.lm.config.get_text_config())
-    half = lean.dtype not in LIMITS
-    probe = Probe(rows, (), 0.0, half)
-    probe = replace(probe, truth=tuple(_trained(model, probe)))
-    gap = probe.gap(_slot_decoded(lean, probe, Slots()))
+    config = model.lm.config.get_text_config()
+    rows, half = _rows(config), lean.dtype not in LIMITS
+    last = int(getattr(config, "max_position_embeddings", 0)) - max(map(len, rows))
+    gaps = list[float]()
+    for first in (0, max(last, 0)):  # what a family does to late positions only does not show at the first ones
+        truth = _slot_decoded(model, Probe(rows, (), 0.0, half), Slots(), first)
+        probe = Probe(rows, tuple(truth), 0.0, half)
+        gaps.append(probe.gap(_slot_decoded(lean, probe, Slots(), first)))
+    gap = max(gaps) if all(gap == gap for gap in gaps) else float("inf")
     if not half:
         return gap, LIMITS[lean.dtype]
+    probe = replace(probe, truth=tuple(_trained(model, probe)))
     with torch.autocast(model.device.type, dtype=lean.dtype):
         noise = probe.gap(_trained(model, probe))
     return gap, OWN_NOISE * noise
@@ -243,8 +258,10 @@ def _plain_decoded(model: PackedModel, probe: Probe) -> list[Tensor]:
     ]
 
 
-def _slot_decoded(model: PackedModel | LeanModel, probe: Probe, slots: Slots) -> list[Tensor]:
-    """Log-probs by decoding token by token; slot b starts b steps late, so that slots stand at different positions."""
+def _slot_decoded(model: PackedModel | LeanModel, probe: Probe, slots: Slots, first: int = 0) -> list[Tensor]:
+    """Log-probs by decoding token by token; slot b starts b steps late, so that slots stand at different positions.
+    first: the position of the rows' first token.
+    """
     rows, device = probe.rows, model.device
     seen: list[list[Tensor]] = [[] for _ in rows]
     last_B = torch.zeros(len(rows), dtype=torch.long, device=device)
@@ -252,7 +269,7 @@ def _slot_decoded(model: PackedModel | LeanModel, probe: Probe, slots: Slots) ->
         at = [min(max(t - b, 0), len(row) - 1) for b, row in enumerate(rows)]
         slots.position_B = torch.tensor(at, device=device)
         ids_B1 = torch.tensor([[row[i]] for row, i in zip(rows, at, strict=True)], device=device)
-        logits_BV = model.step(ids_B1, slots.position_B[:, None], layout=slots, cache=slots, last_B=last_B)
+        logits_BV = model.step(ids_B1, slots.position_B[:, None] + first, layout=slots, cache=slots, last_B=last_B)
         for b, row in enumerate(rows):
             if b <= t < b + len(row):
                 seen[b].append(logits_BV[b])

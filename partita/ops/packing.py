@@ -6,7 +6,7 @@ Left out: attention. `models.packed` turns the spans below into masks; nothing h
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import chain, compress
 from typing import NamedTuple
@@ -122,20 +122,23 @@ def micro_batches(samples: Sequence[Sequence[Row]], group_of_sample: Sequence[in
     """Sample indices per micro-batch, at most `budget` model-input tokens each (shared prefixes counted once), in as few
     micro-batches as first fit needs, their loads evened out.
 
-    Groups stay whole where they fit; a group that does not fit is cut between samples, each part with its prefix; a
-    sample larger than the budget is alone. The order is a function of the input only.
+    Groups stay whole where they fit; a group that does not fit is cut between samples, each part with its prefix: into
+    even parts, or into full ones where what then remains makes fewer micro-batches. A sample larger than the budget is
+    alone. The order is a function of the input only.
     """
     by_group: dict[int, list[int]] = {}
     for s, group in enumerate(group_of_sample):
         by_group.setdefault(group, []).append(s)
-    pieces: list[_Piece] = []
+    groups: list[tuple[int, list[_Piece]]] = []
     for members in by_group.values():
         shared = common_prefix([row.ids for s in members for row in samples[s]])
-        own = [_Piece(sum(len(row.ids) - shared for row in samples[s]), [s]) for s in members]
-        size = shared + sum(piece.size for piece in own)
-        parts = [_Piece(size - shared, members)] if size <= budget else _evened(own, budget - shared)
-        pieces += [_Piece(shared + part.size, sorted(part.samples)) for part in parts]
-    return [piece.samples for piece in _evened(pieces, budget)]
+        groups.append((shared, [_Piece(sum(len(row.ids) - shared for row in samples[s]), [s]) for s in members]))
+
+    def joined(cut: Callable[[Sequence[_Piece], int], list[_Piece]]) -> list[_Piece]:
+        parts = ((shared, part) for shared, own in groups for part in cut(own, budget - shared))
+        return _evened([_Piece(shared + part.size, sorted(part.samples)) for shared, part in parts], budget)
+
+    return [piece.samples for piece in min(joined(_evened), joined(_filled), key=len)]  # of equals the first
 
 
 class _Piece(NamedTuple):
@@ -149,18 +152,26 @@ def _evened(pieces: Sequence[_Piece], budget: int) -> list[_Piece]:
     """The pieces joined to as few as first fit makes, none above the budget but a single one, and as even as can be had:
     the largest first, each to the lightest so far. Where that does not fit, first fit it is, whose loads are near the budget.
     """
-    ordered = sorted(pieces, key=lambda piece: -piece.size)  # stable: equal sizes keep the given order
-    fitted = list[_Piece]()
-    for piece in ordered:
-        fit = next((i for i, other in enumerate(fitted) if other.size + piece.size <= budget), len(fitted))
-        _join(fitted, fit, piece)
-    even = list[_Piece]()
-    for piece in ordered:
+    fitted, even = _filled(pieces, budget), list[_Piece]()
+    for piece in _largest_first(pieces):
         fit = len(even) if len(even) < len(fitted) else min(range(len(even)), key=lambda i: even[i].size)
         if fit < len(even) and even[fit].size + piece.size > budget:
             return fitted
         _join(even, fit, piece)
     return even
+
+
+def _filled(pieces: Sequence[_Piece], budget: int) -> list[_Piece]:
+    """The pieces joined by first fit, the largest first: the first joined pieces are as full as can be had."""
+    filled = list[_Piece]()
+    for piece in _largest_first(pieces):
+        fit = next((i for i, other in enumerate(filled) if other.size + piece.size <= budget), len(filled))
+        _join(filled, fit, piece)
+    return filled
+
+
+def _largest_first(pieces: Sequence[_Piece]) -> list[_Piece]:
+    return sorted(pieces, key=lambda piece: -piece.size)  # stable: equal sizes keep the given order
 
 
 def _join(pieces: list[_Piece], place: int, piece: _Piece) -> None:

@@ -47,11 +47,13 @@ MISSING = {
     "step_rewards": "rewards of single steps, which these samples do not have",
     "parts": "the values of the reward functions one by one, which are kept with actor.reward_norm_per_part=true",
     "prox": "log-probs from before the first optimizer step, which this step did not score",
-    "left_out": "log-probs of samples that this step left out, as nothing of them could move in it "
+    "left_out": "what the policy said of samples that this step left out, as nothing of them could move in it "
     "(actor.skip_dead_samples=false computes all of them)",
     "old_entropy": "entropies from before the first optimizer step, which this step did not score",
 }
 """By stream, what an algorithm cannot do without, and what to do about it."""
+SCORED = frozenset({"prox", "old_entropy"})
+"""Streams from before the first optimizer step that the step itself shows while the weights have not moved."""
 
 
 @dataclass(frozen=True)
@@ -127,6 +129,8 @@ def judge(name: str, config: RunConfig, again: Again, saved: SavedStep) -> Other
     batch = _with_scored(uncredited(saved.batch), saved)
     steps = tuple(map(_with_old, saved.record.steps))
     lacking = _lacking(algorithm, batch, steps) | ({"parts"} if "parts" in algorithm.needs and not weights else set())
+    if lacking & SCORED and _lost_by_leaving_out(batch, saved):
+        lacking = lacking - SCORED | {"left_out"}
     if lacking:
         return Other(name, tuple(MISSING[stream] for stream in sorted(lacking)), None, batch)
     redrawn = _redrawn(algorithm, batch)
@@ -215,11 +219,12 @@ def _with_scored(batch: Batch, saved: SavedStep) -> Batch:
 
     While the weights have not moved, what the policy says is what scoring would have said.
     """
-    spans = torch.arange(len(batch.seq_T)).split(batch.length_S.tolist())
-    first = [taken for taken in saved.record.steps if taken.unmoved and taken.current is not None]
-    index_A = torch.cat([torch.zeros(0, dtype=torch.long), *(spans[s] for taken in first for s in taken.computed)])
-    if len(index_A.unique()) < len(batch.seq_T):
+    first = _before_any_move(saved)
+    order = [s for taken in first for s in taken.computed]
+    if not _every_token(batch, order):
         return batch
+    spans = torch.arange(len(batch.seq_T)).split(batch.length_S.tolist())
+    index_A = torch.cat([torch.zeros(0, dtype=torch.long), *(spans[s] for s in order)])
 
     def scored(old_T: Tensor | None, streams: Sequence[Tensor | None]) -> Tensor | None:
         found = [stream_M for stream_M in streams if stream_M is not None]
@@ -232,6 +237,21 @@ def _with_scored(batch: Batch, saved: SavedStep) -> Batch:
         prox_T=scored(batch.prox_T, [one.logprobs_T for one in said]),
         entropy_T=scored(batch.entropy_T, [one.entropy_T for one in said]),
     )
+
+
+def _lost_by_leaving_out(batch: Batch, saved: SavedStep) -> bool:
+    """Whether the optimizer steps before any move would have shown every token, had they left out no sample."""
+    first = _before_any_move(saved)
+    computed, whole = ([s for taken in first for s in taken.computed], [s for taken in first for s in taken.samples])
+    return not _every_token(batch, computed) and _every_token(batch, whole)
+
+
+def _before_any_move(saved: SavedStep) -> list[OptimizerStep]:
+    return [taken for taken in saved.record.steps if taken.unmoved and taken.current is not None]
+
+
+def _every_token(batch: Batch, samples: Sequence[int]) -> bool:
+    return set(batch.length_S.nonzero().flatten().tolist()) <= set(samples)
 
 
 def _with_old(taken: OptimizerStep) -> OptimizerStep:

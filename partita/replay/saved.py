@@ -32,7 +32,9 @@ from partita.runfolder import RunFolderError
 from partita.train.batch import RolloutBatch
 from partita.train.record import LearnRecord, OptimizerStep
 
-FORMAT = 1
+FORMAT = 2
+READS = (1, 2)
+"""Format 1 had no samples that were left out of an optimizer step."""
 PER_SAMPLE = "@S"
 """Ends the name of a token stream that is kept once per sample."""
 SAMPLED = ("n_samples", "max_new_tokens", "temperature")
@@ -118,8 +120,10 @@ def read_step(folder: Path, step: int) -> SavedStep:
         with safe_open(files[step], "pt") as file:
             header = json.loads((file.metadata() or {})[HEADER])
             tensors = {name: file.get_tensor(name) for name in sorted(file.keys())}
-        if header["format"] != FORMAT:
-            raise ValueError(f"format {header['format']}, and this version of partita reads format {FORMAT}")
+        if header["format"] not in READS:
+            raise ValueError(
+                f"format {header['format']}, and this version of partita reads {' and '.join(map(str, READS))}"
+            )
         return _assembled(tensors, header)
     except (OSError, SafetensorError, ValueError, KeyError, TypeError, IndexError, RuntimeError) as error:
         others = _spans([one for one in files if one != step])

@@ -109,20 +109,24 @@ def _again_table(replay: Replay) -> Table:
 
 
 def _steps_table(steps: Sequence[StepAgain]) -> Table:
-    head = ("optimizer step", "outcome", "samples", "tokens", "ratio", "held", "loss", "again", "difference", "")
+    head = (
+        "optimizer step", "outcome", "samples", "computed", "tokens", "ratio", "held", "loss", "again", "difference", "",
+    )  # fmt: skip
     return Table("Optimizer steps again", head, tuple(_step_row(i, one) for i, one in enumerate(steps)))
 
 
 def _step_row(index: int, one: StepAgain) -> tuple[str, ...]:
     seen, ratio, held = ABSENT, ABSENT, ABSENT
+    computed = 0 if one.taken.current is None else len(one.taken.computed)
     if one.acted is not None:
         live_M = one.acted.weight_M != 0
         seen = str(int(live_M.sum()))
         ratio = _number(_mean(one.acted.ratio_M, live_M))
         held = _share(_mean(one.acted.held_M, live_M))
     return (
-        str(index + 1), one.taken.outcome, str(len(one.taken.samples)), seen, ratio, held, f"{one.taken.loss:.9g}",
-        ABSENT if one.loss is None else f"{one.loss:.9g}", _number(one.difference.value), _verdict(one.difference.ok),
+        str(index + 1), one.taken.outcome, str(len(one.taken.samples)), str(computed), seen, ratio, held,
+        f"{one.taken.loss:.9g}", ABSENT if one.loss is None else f"{one.loss:.9g}", _number(one.difference.value),
+        _verdict(one.difference.ok),
     )  # fmt: skip
 
 
@@ -183,8 +187,10 @@ def _exact_table(replay: Replay, exact: Exact) -> Table:
 def _sample_table(replay: Replay, sample: int) -> Table:
     found = _sample_document(replay, sample)
     title = f"Sample {sample}: group {found['group']}, reward {_number(found['reward'])}, {len(found['ids'])} tokens"
+    steps = ", ".join(map(str, found["left_out"]))
+    gone = (f"nothing of it could move: it did not pass through the model at optimizer step {steps}",) if steps else ()
     if not found["optimizer_steps"]:
-        return Table(title, ("token",), (), ("nothing was learned from it",))
+        return Table(title, ("token",), (), ("nothing was learned from it", *gone))
     last, texts = found["optimizer_steps"][-1], found["texts"]
     names = list(last["algorithms"])
     head = ["token", "id", *(["text"] if texts else [])]
@@ -201,13 +207,13 @@ def _sample_table(replay: Replay, sample: int) -> Table:
             row += [_number(one["coefficient"][t]) + (" held" if one["held"][t] else "")]
         rows.append(tuple(row))
     note = f"optimizer step {last['optimizer_step']}, {replay.told[0].name} first: advantage A, ratio ρ, coefficient c of ∇ log π"
-    return Table(title, tuple(head), tuple(rows), (note,))
+    return Table(title, tuple(head), tuple(rows), (note, *gone))
 
 
 def _step_document(one: StepAgain) -> dict[str, Any]:
     return {
-        "outcome": one.taken.outcome, "samples": list(one.taken.samples), "loss": one.taken.loss, "again": one.loss,
-        "difference": one.difference.value, "allowed": one.difference.allowed,
+        "outcome": one.taken.outcome, "samples": list(one.taken.samples), "left_out": list(one.taken.left_out),
+        "loss": one.taken.loss, "again": one.loss, "difference": one.difference.value, "allowed": one.difference.allowed,
     }  # fmt: skip
 
 
@@ -220,18 +226,21 @@ def _other_document(trained: Other, other: Other) -> dict[str, Any]:
 def _sample_document(replay: Replay, sample: int) -> dict[str, Any]:
     batch = replay.saved.batch
     ids = replay.saved.ids_T[batch.seq_T == sample].tolist()
+    taken_steps = list(enumerate(replay.saved.record.steps))
     steps = [
         {
             "optimizer_step": i + 1,
             "algorithms": {other.name: _tokens(acted, sample) for other in replay.told if (acted := _acted(other, i))},
         }
-        for i, taken in enumerate(replay.saved.record.steps)
-        if sample in taken.samples and taken.current is not None
+        for i, taken in taken_steps
+        if sample in taken.computed and taken.current is not None
     ]
+    left_out = [i + 1 for i, taken in taken_steps if sample in taken.left_out]
     return {
         "sample": sample, "group": int(batch.prompt_S[sample]), "reward": float(batch.reward_S[sample]),
         "truncated": bool(batch.truncated_S[sample]), "valid": bool(batch.valid_S[sample]), "ids": ids,
         "texts": token_texts(replay.folder, replay.again.config, ids), "optimizer_steps": steps,
+        "left_out": left_out,
     }  # fmt: skip
 
 

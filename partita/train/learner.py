@@ -107,8 +107,8 @@ class Learner:
     def learn(
         self, rollout: RolloutBatch, algorithm: Algorithm, step: int, *, whole: bool = False
     ) -> tuple[Metrics, LearnRecord]:
-        """All optimizer steps of one rollout batch; `whole`: all samples pass through the model, as something reads metrics
-        of the loss. Raises LearnerError after too many non-finite steps in a row.
+        """All optimizer steps of one rollout batch; `whole`: all samples pass through the model, as something may read
+        metrics of the loss. Raises LearnerError after too many non-finite steps in a row.
         """
         metrics, steps = Metrics(), list[OptimizerStep]()
         rate = self.config.optimizer.rate(step, self.total_steps)

@@ -131,7 +131,7 @@ def test_weights_come_before_the_loss(make_batch):
     with pytest.raises(ValueError, match="weight_T"):
         algorithm.loss(batch, unmoved(batch))
     with pytest.raises(ValueError, match="weight_T"):
-        algorithm.has_signal(batch)
+        algorithm.moving_S(batch)
 
 
 # ---- loss
@@ -255,17 +255,17 @@ def test_equal_rewards_leave_nothing_to_learn_unless_a_penalty_acts(make_batch):
         algorithm = ready(keys, batch, max_new_tokens=64)
         credited = weighed(algorithm, batch)
         assert not bool(credited.advantages_T.any())
-        assert bool(algorithm.has_signal(credited)) is (name == "grpo")  # its KL; Skywork's bonus is still at 0
+        assert bool(algorithm.moving_S(credited).any()) is (name == "grpo")  # its KL; Skywork's bonus is still at 0
         nothing = weighed(algorithm, batch.with_(valid_S=torch.zeros(7, dtype=torch.bool)))
-        assert not bool(algorithm.has_signal(nothing))
-        assert bool(algorithm.has_signal(weighed(algorithm, make_batch())))
+        assert not bool(algorithm.moving_S(nothing).any())
+        assert bool(algorithm.moving_S(weighed(algorithm, make_batch())).any())
 
 
 def test_what_is_masked_away_is_no_signal(make_batch):
     batch = make_batch().with_(behaviour_T=make_batch().prox_T - 3)  # weights of 20: all above the cap
     algorithm = composed(adv_norm=GROUP, use_decoupled_loss=True)
-    assert not bool(algorithm.has_signal(weighed(algorithm, batch)))
-    assert bool(algorithm.has_signal(weighed(algorithm, batch.with_(behaviour_T=batch.prox_T))))
+    assert not bool(algorithm.moving_S(weighed(algorithm, batch)).any())
+    assert bool(algorithm.moving_S(weighed(algorithm, batch.with_(behaviour_T=batch.prox_T))).any())
 
 
 def test_a_penalty_on_the_step_is_no_signal_before_the_first_step(make_batch):
@@ -273,8 +273,8 @@ def test_a_penalty_on_the_step_is_no_signal_before_the_first_step(make_batch):
     batch = make_batch().with_(reward_S=torch.full((7,), 0.7))
     algorithm = composed(adv_norm=GROUP, kl_penalty_coef=1.0, gate="open")
     batch = weighed(algorithm, batch)
-    assert bool(algorithm.has_signal(batch))
-    assert not bool(algorithm.has_signal(batch.with_(prox_T=None)))
+    assert bool(algorithm.moving_S(batch).any())
+    assert not bool(algorithm.moving_S(batch.with_(prox_T=None)).any())
 
 
 @pytest.mark.parametrize("on_policy", [False, True])
@@ -290,7 +290,6 @@ def test_samples_that_move_nothing_add_nothing(name, on_policy):
         batch = weighed(algorithm, batch)
         batch = batch.with_(prox_T=None) if on_policy else batch
         moving = algorithm.moving_S(batch)
-        assert bool(algorithm.has_signal(batch)) is bool(moving.any())
         gone = (~moving).nonzero().flatten().tolist()
         whole, lost = step(algorithm, batch, current), tokens_of(batch, gone)
         assert not bool(whole.gradient_T[lost].any())
@@ -321,6 +320,17 @@ def test_every_sample_without_an_advantage_is_known_by_its_tokens(make_batch):
     assert moving(kl_penalty_coef=1.0, kl_penalty_estimator="k3", gate="open") == mixed
     assert moving(False, kl_penalty_coef=1.0, kl_penalty_estimator="k3", gate="open") == weighted
     assert moving(kl_penalty_coef=1.0, kl_penalty_estimator="k1", gate="open") == weighted
+
+
+def test_a_critic_learns_from_every_weighted_sample(make_batch):
+    """Without any advantage, too: the value loss is that of its returns."""
+    batch = make_batch().with_(valid_S=torch.arange(7) != 1)
+    algorithm = compose(AlgorithmKeys(credit="gae"), n_samples=4, max_new_tokens=64)
+    batch = algorithm.weights(batch.with_(advantages_T=torch.zeros(len(batch.seq_T)).double()))
+    weighted_S = [bool((batch.weight_T[batch.seq_T == s] != 0).any()) for s in range(7)]
+    assert any(weighted_S) and not weighted_S[1]
+    assert algorithm.moving_S(batch).tolist() == weighted_S
+    assert not bool(replace(algorithm, value=None).moving_S(batch).any())
 
 
 # ---- needs

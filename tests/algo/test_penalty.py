@@ -83,7 +83,7 @@ def test_groups_without_spread_still_feel_the_leash_and_nothing_else(padded, clo
     )
     algorithm = compose(keys, n_samples=2, max_new_tokens=4)
     batch = algorithm.weights(batch.with_(advantages_T=torch.zeros(4)))
-    assert bool(algorithm.has_signal(batch))
+    assert bool(algorithm.moving_S(batch).any())
     logprobs_T = torch.full((4,), -1.0, dtype=torch.float64, requires_grad=True)
     algorithm.loss(batch, Current(logprobs_T)).value.backward()
     close(logprobs_T.grad, [0.0, 0.025, 0.05, 0.0])
@@ -183,7 +183,7 @@ def test_a_coefficient_of_zero_reads_and_moves_nothing(padded):
     algorithm, batch = step(padded, AlgorithmKeys(adaptive_entropy=AdaptiveEntropyConfig()))
     assert algorithm.penalties[0].coef == 0.0
     assert value_and_slope(algorithm, batch, -1.0) == (0.0, 0.0)  # although no entropy was given
-    assert not bool(algorithm.has_signal(batch))
+    assert not bool(algorithm.moving_S(batch).any())
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,8 @@ import torch
 
 from partita.algo.compose import compose
 from partita.algo.keys import AlgorithmKeys, CorrectionConfig, NormConfig
-from partita.algo.stats import iqr, mean_over
+from partita.algo.presets import PRESETS, keys_of
+from partita.algo.stats import LOSS_METRICS, iqr, mean_over
 from partita.algo.tokens import Current
 
 
@@ -126,3 +127,16 @@ def test_interquartile_range_between_order_statistics():
 def test_means_leave_out_what_does_not_count_even_where_it_is_no_number():
     stat = mean_over(torch.tensor([1.0, float("nan"), 3.0]), torch.tensor([True, False, True]))
     assert (float(stat.sum), float(stat.count)) == (4.0, 2.0)
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_whatever_a_loss_reports_is_known_as_its_own(make_batch, name):
+    batch = make_batch()
+    algorithm = compose(keys_of(name), n_samples=4, max_new_tokens=8)
+    full_T = torch.zeros(len(batch.seq_T))
+    current = Current(batch.prox_T, torch.ones_like(batch.prox_T), full_T, full_T)
+    batch = algorithm.weights(batch.with_(advantages_T=full_T.double(), returns_T=full_T))
+    stats = algorithm.loss(batch, current).stats
+    if algorithm.value is not None:
+        stats |= algorithm.value_loss(batch, batch.values_T).stats
+    assert stats and all(metric.startswith(LOSS_METRICS) for metric in stats)

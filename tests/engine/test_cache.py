@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from partita.engine.cache import DecodeLayout, Prefix, SlotCache
+from partita.engine.cache import DecodeLayout, Prefix, SharedLayout, SlotCache
 from partita.engine.scheduler import Moves
 from partita.models.attention import Rule
 
@@ -29,7 +29,7 @@ def test_prefixes_are_copied_grown_and_moved():
     cache.reserve(3, 70)  # more rows and longer ones: what is there must stay
     cache.write(2, 1, _prefix(66, 100.0))
     cache.move(Moves((2,), (0,), 2))
-    call = cache.call(torch.tensor([66, 3]), 67)
+    call, _ = cache.step([66, 3], torch.device("cpu"))
     keys, values = call.update(_token(2, 2, 4, 5.0), _token(2, 2, 4, 6.0), 0)
     assert keys.shape == values.shape == (2, 2, 67, 4)
     assert keys[0, 1, [0, 65, 66], 2].tolist() == [100, 165, 5]
@@ -74,3 +74,65 @@ def test_decode_attention_is_a_softmax_over_each_slots_own_keys(window, softcap,
             total += 0 if sinks_H is None else math.exp(float(sinks_H[h]))
             expected = sum(math.exp(score) / total * v[b, h // 2, first + i] for i, score in enumerate(scores))
             assert torch.allclose(out[b, 0, h], expected, atol=1e-12)
+
+
+@pytest.mark.parametrize("window", [None, 3, 6])
+@pytest.mark.parametrize("softcap", [None, 2.0])
+@pytest.mark.parametrize("sinks", [False, True])
+def test_a_prompt_that_is_held_once_gives_what_a_copy_of_it_in_every_slot_gives(window, softcap, sinks):
+    generator = torch.Generator().manual_seed(0)
+
+    def random(*shape: int) -> torch.Tensor:
+        return torch.randn(*shape, generator=generator, dtype=torch.float64)
+
+    heads, kv_heads, width, wide, end = 4, 2, 8, 6, 5
+    lengths, group_of_row = [4, 7], [1, 0, -1, 1, 1]  # two prompts; the third slot follows none
+    own = [4, 0, 3, 2, 4]  # the position of each slot's token among its own
+    prefixes = [(random(kv_heads, n, width), random(kv_heads, n, wide)) for n in lengths]
+    q = random(5, heads, 1, width)
+    k, v = random(5, kv_heads, end, width), random(5, kv_heads, end, wide)
+    rule = Rule(0.3, softcap, window, random(heads) if sinks else None)
+    before = [lengths[g] if g >= 0 else 0 for g in group_of_row]
+
+    shared = SharedLayout(group_of_row, before, torch.tensor(own), end)
+    longest = max(lengths)
+    shared.held = tuple(
+        torch.stack([torch.nn.functional.pad(pair[i], (0, 0, 0, longest - pair[i].shape[1])) for pair in prefixes]) for i in (0, 1)
+    )  # fmt: skip
+    out = shared.attend(q, k, v, rule)
+    assert out.shape == (5, 1, heads, wide)
+    for b, group in enumerate(group_of_row):
+        whole = [
+            torch.cat([*([prefixes[group][i]] if group >= 0 else []), x[b]], 1)[None] for i, x in enumerate((k, v))
+        ]
+        position = before[b] + own[b]
+        alone = DecodeLayout(torch.tensor([position]), whole[0].shape[2], ragged=True)
+        torch.testing.assert_close(out[b : b + 1], alone.attend(q[b : b + 1], *whole, rule), rtol=0, atol=1e-12)
+
+
+def test_held_prompts_are_laid_side_by_side_and_forgotten_with_their_last_slot():
+    cache, cpu = SlotCache(slots=10, context=300), torch.device("cpu")
+    cache.reserve(3, 1)
+    first, second = (1,) * 3, (2,) * 5
+    cache.follow(0, 2, first, _prefix(3, 10.0))
+    cache.hold()
+    cache.follow(2, 1, second, _prefix(5, 100.0))
+    cache.hold()
+    call, layout = cache.step([3, 4, 5], cpu)
+    assert call.get_seq_length() == 5
+    call.update(_token(3, 2, 4, 5.0), _token(3, 2, 4, 6.0), 0)
+    assert isinstance(layout, SharedLayout) and layout.held is not None
+    assert layout.held[0][:, 0, :, 0].tolist() == [[10, 11, 12, 0, 0], [100, 101, 102, 103, 104]]
+    cache.move(Moves((2,), (0,), 2))  # the third slot takes the first one's place
+    assert cache.prompts == [second, first]
+    cache.move(Moves((), (), 1))
+    cache.write(1, 1, _prefix(4, 7.0))
+    cache.hold()
+    assert cache.prompts == [second, ()]
+    call, layout = cache.step([6, 4], cpu)
+    call.update(_token(2, 2, 4, 5.0), _token(2, 2, 4, 6.0), 0)
+    assert isinstance(layout, SharedLayout) and layout.held is not None
+    assert layout.held[1][:, 0, :, 0].tolist() == [[-100, -101, -102, -103, -104]]
+    cache.move(Moves((1,), (0,), 1))
+    cache.hold()
+    assert isinstance(cache.step([5], cpu)[1], DecodeLayout)

@@ -121,9 +121,8 @@ def test_every_token_of_every_block_is_drawn_exactly_in_its_interval(vocabulary)
     weights[1::7] = 0
     edges = weights.cumsum(0)
     middles = ((edges - weights / 2) / edges[-1])[weights > 0]
-    ids, sums = draw(weights.expand(len(middles), -1), middles)
+    ids = draw(weights.expand(len(middles), -1), middles)
     assert ids.tolist() == torch.nonzero(weights)[:, 0].tolist()
-    assert sums[0].item() == edges[-1].item()
 
 
 def test_draws_never_land_on_zero_weight_whatever_the_rounding():
@@ -132,7 +131,7 @@ def test_draws_never_land_on_zero_weight_whatever_the_rounding():
     weights[torch.rand(weights.shape, generator=generator) < 0.9] = 0
     tiny, edge = 2.0**-54, 1 - 2.0**-53
     for uniform in (torch.rand(2000, generator=generator, dtype=torch.float64), torch.tensor([tiny, edge] * 1000)):
-        ids, _ = draw(weights, uniform.double())
+        ids = draw(weights, uniform.double())
         assert (weights.gather(1, ids[:, None]) > 0).all()
 
 

@@ -112,3 +112,34 @@ def test_squares_that_overflow_give_no_gradient_that_looks_like_one():
     RMSNorm(weight, 1e-5)(x).sum().backward()
     assert x.grad is not None and bool(x.grad.isnan().all())
     assert weight.grad is not None and bool(weight.grad.isnan().all())
+
+
+class ClampedMLP(GatedMLP):
+    """Of the same parts, and equal wherever nothing is large."""
+
+    def forward(self, x):
+        gate, up = self.gate_proj(x).clamp(max=10), self.up_proj(x).clamp(-10, 10)
+        return self.down_proj(self.act_fn(gate) * up)
+
+
+def test_a_block_that_clamps_what_is_large_is_left_alone():
+    parts = [nn.Linear(8, 16), nn.Linear(8, 16), nn.Linear(16, 8), nn.SiLU()]
+    holder = nn.ModuleDict({"clamped": ClampedMLP(*parts), "plain": nn.Sequential()})
+    fuse(holder)
+    assert type(holder["clamped"]) is ClampedMLP
+
+
+def test_a_block_without_parameters_is_left_alone():
+    class Stored(nn.Module):
+        """A projection whose weight is a buffer, as quantised ones keep it."""
+
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("weight", torch.ones(8, 8))
+
+        def forward(self, x):
+            return x @ self.weight
+
+    holder = nn.ModuleDict({"stored": ClampedMLP(Stored(), Stored(), Stored(), nn.SiLU())})
+    fuse(holder)
+    assert type(holder["stored"]) is ClampedMLP

@@ -5,6 +5,7 @@ import torch
 
 from partita.models.attention import ATTENTION, register
 from partita.models.families import FAMILIES, tiny
+from partita.models.fused import fuse
 from partita.models.lean import LeanModel, PlainProduct, PrepackedProduct, can_prepack, lean_reason
 from partita.models.packed import PackedModel, weights
 from partita.models.selfcheck import Probe, Slots, _rows, _slot_decoded, decoding_copy
@@ -20,6 +21,7 @@ NORMS = 2e-5  # the families take their norms in float32, whatever the model's p
 def packed_model(title, dtype=torch.float64):
     register()
     lm = tiny(title, dtype)
+    fuse(lm)
     lm.set_attn_implementation(ATTENTION)
     return PackedModel(lm)
 
@@ -50,22 +52,33 @@ def test_biases_and_head_norms_are_seen():
         torch.testing.assert_close(decoded(lean, model.lm), decoded(model, model.lm), rtol=0, atol=NORMS)
 
 
+HIDDEN = (
+    "Granite: attention, residual and logit scales", "Ministral 3: queries scaled by position",
+    "SmolLM3: layers without positions",
+)  # fmt: skip
+
+
 def test_which_families_have_the_common_shape():
     reasons = {}
     for title in FAMILIES:
         lm = tiny(title, torch.float32)
-        lm.set_attn_implementation(ATTENTION if lm._supports_attention_backend else "eager")
-        plain = "GPT" not in title and not hasattr(lm.base_model, "layers")
-        reasons[title] = lean_reason(PackedModel(lm, kind="plain" if plain else "packed"))
-    assert {title for title, reason in reasons.items() if not reason} == COMMON_SHAPE | {
-        "Granite: attention, residual and logit scales", "SmolLM3: layers without positions",  # the log-probs tell
-    }  # fmt: skip
-    assert "experts" in reasons["Mixtral, experts"] or "MLP" in reasons["Mixtral, experts"]
+        fuse(lm)
+        reasons[title] = lean_reason(PackedModel(lm))
+    assert {title for title, reason in reasons.items() if not reason} == COMMON_SHAPE | set(HIDDEN)
+    assert reasons["Mixtral, experts"] == "its MLP is not gated by SiLU alone"
+    assert "q_norm" not in reasons["OLMo 2"] and "post_feedforward_layernorm" in reasons["OLMo 2"]
+    assert (
+        lean_reason(PackedModel(tiny("Jamba: Mamba and attention layers"), kind="plain")) == "it runs on the plain path"
+    )
 
 
-@pytest.mark.parametrize(
-    "title", ["Granite: attention, residual and logit scales", "SmolLM3: layers without positions"]
-)
+def test_a_weight_that_decoding_would_not_read_is_a_reason():
+    model = packed_model("Llama", torch.float32)
+    model.backbone.layers[1].self_attn.sink = torch.nn.Parameter(torch.zeros(4))
+    assert lean_reason(model) == "a layer has weights beside its products and norms"
+
+
+@pytest.mark.parametrize("title", HIDDEN)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_what_the_modules_do_beside_the_common_shape_is_found_by_the_log_probs(title, dtype):
     model = packed_model(title, torch.float32)
@@ -74,13 +87,23 @@ def test_what_the_modules_do_beside_the_common_shape_is_found_by_the_log_probs(t
     assert "fused layers are off by" in note
 
 
+def test_a_failure_over_a_family_s_parts_closes_this_way_only():
+    model = packed_model("Llama", torch.float32)
+    for block in model.backbone.layers:
+        del block.self_attn.scaling
+        block.self_attn.forward = None
+    sampler, note = decoding_copy(model, torch.bfloat16, alone=True)
+    assert isinstance(sampler, PackedModel)
+    assert "AttributeError" in note and "scaling" in note
+
+
 def test_a_policy_that_nobody_changes_meanwhile_is_shared_and_not_copied():
     model = packed_model("Granite: attention, residual and logit scales", torch.float32)
     sampler, _ = decoding_copy(model, torch.float32, alone=True)
     assert sampler is model
-    before = {name: tensor.clone() for name, tensor in weights(model)}
+    writes = [p._version for p in model.parameters()]
     sampler.load_weights(weights(model))
-    assert all(torch.equal(before[name], tensor) for name, tensor in weights(model))
+    assert [p._version for p in model.parameters()] == writes
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -159,16 +159,16 @@ def test_a_packed_batch_says_of_each_token_what_its_row_says(drawn):
         assert packed.position_N[at].tolist() == list(range(len(ids)))
 
 
-def needed(sizes, budget):
-    """Micro-batches that first fit, largest first, makes of pieces that stay whole."""
-    room = []
+def first_fit(sizes, budget):
+    """The loads that first fit, largest first, makes of pieces that stay whole."""
+    loads = []
     for size in sorted(sizes, reverse=True):
-        fit = next((i for i, left in enumerate(room) if size <= left), None)
+        fit = next((i for i, load in enumerate(loads) if load + size <= budget), None)
         if fit is None:
-            room.append(budget - size)
+            loads.append(size)
         else:
-            room[fit] -= size
-    return len(room)
+            loads[fit] += size
+    return loads
 
 
 @given(st.lists(st.integers(2, 60), min_size=1, max_size=60), st.integers(60, 400))
@@ -176,13 +176,39 @@ def test_micro_batches_are_no_more_than_first_fit_s_and_even(lengths, budget):
     """Where first fit had to be kept, all but one are more than half full."""
     samples = [[row([1000 * i + j for j in range(n)], 1)] for i, n in enumerate(lengths)]
     loads = [sum(lengths[s] for s in batch) for batch in micro_batches(samples, list(range(len(lengths))), budget)]
-    assert max(loads) <= budget and len(loads) == needed(lengths, budget)
+    assert max(loads) <= budget and len(loads) == len(first_fit(lengths, budget))
     assert max(loads) - min(loads) <= max(lengths) or sorted(loads)[1] * 2 > budget
 
 
 def test_a_large_group_is_cut_into_even_parts():
     samples = [[row([7, 8, 9, i, i], 3)] for i in range(10, 17)]
-    assert [len(batch) for batch in micro_batches(samples, [0] * 7, 13)] == [
-        4,
-        3,
-    ]  # 3 + 2 for each; 5 and 2 would fit, too
+    # 3 + 2 for each; 5 and 2 would fit, too
+    assert [len(batch) for batch in micro_batches(samples, [0] * 7, 13)] == [4, 3]
+
+
+def own(shared, lengths):
+    """A group: samples that share `shared` tokens and add so many of their own, no two alike."""
+    return [[row([*range(shared), *[1000 + i] * length], shared)] for i, length in enumerate(lengths)]
+
+
+def test_a_large_group_is_cut_into_full_parts_where_that_leaves_room_for_others():
+    """Parts of 61 and 51 tokens would each be alone beside the 60; of 101 and 11 the second is not."""
+    samples = own(1, [10] * 11) + own(1, [59])
+    assert micro_batches(samples, [0] * 11 + [1], 101) == [list(range(10)), [11, 10]]
+
+
+@given(
+    st.lists(st.lists(st.integers(1, 12), min_size=1, max_size=12), min_size=1, max_size=5),
+    st.integers(1, 4), st.integers(16, 60),
+)  # fmt: skip
+def test_cut_groups_make_no_more_micro_batches_than_full_parts_do(lengths, shared, budget):
+    samples = [sample for group in lengths for sample in own(shared, group)]
+    groups = [g for g, group in enumerate(lengths) for _ in group]
+    prefix = {g: common_prefix([s[0].ids for s, of in zip(samples, groups, strict=True) if of == g]) for g in groups}
+    pieces = []
+    for g, group in enumerate(lengths):
+        rest = [shared + length - prefix[g] for length in group]  # a sample alone is all prefix
+        pieces += [prefix[g] + load for load in first_fit(rest, budget - prefix[g])]
+    batches = micro_batches(samples, groups, budget)
+    assert len(batches) <= len(first_fit(pieces, budget))
+    assert all(len(pack([samples[i] for i in b], [groups[i] for i in b]).ids_N) <= budget for b in batches)

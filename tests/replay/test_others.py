@@ -245,6 +245,20 @@ def test_what_moves_samples_that_the_step_left_out_is_not_computed(tmp_path: Pat
     assert other.missing == (MISSING["left_out"],) and other.algorithm is None
 
 
+def test_what_reads_streams_of_samples_that_the_step_left_out_is_told_so() -> None:
+    config, saved = by_hand()
+    (whole,) = saved.record.steps
+    said = Current(*(stream_T[:3] for stream_T in (whole.current.logprobs_T, whole.current.entropy_T)))  # type: ignore[union-attr]
+    part = replace(whole, unmoved=True, current=said, left_out=(2, 3))
+    for step, reason in ((part, "left_out"), (replace(whole, unmoved=False), "old_entropy")):
+        _, other = beside("skywork_or1", config=config, saved=replace(saved, record=LearnRecord((step,))))
+        assert other.missing == (MISSING[reason],)
+    elsewhere = replace(part, samples=(0, 1), left_out=())  # with its other samples in a dead step, or after a move
+    dead = OptimizerStep((2, 3), None, 0.0, "dead", True, (2, 3))
+    _, other = beside("skywork_or1", config=config, saved=replace(saved, record=LearnRecord((elsewhere, dead))))
+    assert other.missing == (MISSING["old_entropy"],)
+
+
 def test_rules_that_the_run_had_go_on_and_new_ones_begin_here(tmp_path: Path) -> None:
     config = toy_config("sapo_selfadaptive", steps=2)
     saved = read_step(toy_run(tmp_path, config), 2)

@@ -46,8 +46,8 @@ def everything() -> tuple[RolloutBatch, LearnRecord]:
     full = Current(torch.tensor([-1.0, -2.0]), torch.tensor([0.5, NAN]), torch.tensor([0.1, 0.2]), torch.zeros(2))
     steps = (
         OptimizerStep((0,), full, 0.1 + 0.2, "stepped", True),
-        OptimizerStep((2, 1), None, 0.0, "dead", False),
-        OptimizerStep((2, 1), Current(torch.zeros(3, dtype=torch.float64)), NAN, "skipped", False),
+        OptimizerStep((2, 1), None, 0.0, "dead", False, (2, 1)),
+        OptimizerStep((2, 1), Current(torch.zeros(3, dtype=torch.float64)), NAN, "skipped", False, (1,)),
     )
     return RolloutBatch(rows, (0, 0, 2), batch), LearnRecord(steps)
 
@@ -74,7 +74,8 @@ def test_a_step_comes_back_as_it_was(tmp_path: Path) -> None:
     ]
     assert wrong == []
     for was, again in zip(record.steps, back.record.steps, strict=True):
-        assert (was.samples, was.outcome, was.unmoved) == (again.samples, again.outcome, again.unmoved)
+        facts = [(one.samples, one.outcome, one.unmoved, one.left_out) for one in (was, again)]
+        assert facts[0] == facts[1]
         assert same(was.loss, again.loss)
         assert (was.current is None) == (again.current is None)
         for item in fields(Current) if was.current and again.current else ():
@@ -112,6 +113,19 @@ def test_the_weights_of_reward_parts_are_kept_where_they_are_used() -> None:
     assert setting_of(1, 0, config, compose(actor, n_samples=8, max_new_tokens=64), {}).part_weights == ()
 
 
+def test_a_file_of_the_first_format_is_read_as_one_that_left_nothing_out(tmp_path: Path) -> None:
+    rollout, record = everything()
+    record = LearnRecord(tuple(replace(step, left_out=()) for step in record.steps))
+    file = BatchSink(tmp_path / "batches").write(7, *saved(SETTING, rollout, record))
+    assert header_of(file)["format"] == 2
+    file.write_bytes(file.read_bytes().replace(rb"\"format\": 2", rb"\"format\": 1"))
+    assert header_of(file)["format"] == 1
+    assert [step.left_out for step in read_step(tmp_path, 7).record.steps] == [(), (), ()]
+    file.write_bytes(file.read_bytes().replace(rb"\"format\": 1", rb"\"format\": 3"))
+    with pytest.raises(RunFolderError, match="format 3, and this version of partita reads 1 and 2"):
+        read_step(tmp_path, 7)
+
+
 def test_a_step_that_is_not_there_is_named_beside_those_that_are(tmp_path: Path) -> None:
     rollout, record = everything()
     sink = BatchSink(tmp_path / "batches")
@@ -129,7 +143,7 @@ SPOILT = {
     "cut": lambda data: data[: len(data) // 2],
     "empty": lambda data: b"",
     "other bytes": lambda data: b"x" * len(data),
-    "another format": lambda data: data.replace(rb"\"format\": 1", rb"\"format\": 2"),
+    "another format": lambda data: data.replace(rb"\"format\": 2", rb"\"format\": 3"),
     "without a header": lambda data: data.replace(b'"partita"', b'"partite"'),
     "a tensor renamed": lambda data: data.replace(b'"losses_K"', b'"lasses_K"'),
 }
