@@ -19,7 +19,7 @@ from itertools import count
 from pathlib import Path
 
 from workers import Desk
-from workload import WORKLOADS, alternating, rows
+from workload import WARM_UP, WORKLOADS, alternating, rows
 
 from partita.build import build
 from partita.engine.local import LocalEngine
@@ -79,15 +79,15 @@ def gate(run: Run, desk: Desk) -> None:
 
     def remaining() -> Iterator[int]:
         for step in steps():
-            if step == 1:
-                desk.ready()  # the first step was the warm-up
-            if step > 0 and next(questions, None) is None:
+            if step == WARM_UP:
+                desk.ready()
+            if step >= WARM_UP and next(questions, None) is None:
                 raise Over
             before = asdict(engine.stats())
             began = run.step_began = time.perf_counter()
             yield step
             seconds = time.perf_counter() - began
-            if step > 0:
+            if step >= WARM_UP:
                 spent = {name: value - before[name] for name, value in asdict(engine.stats()).items()}
                 desk.answer({"seconds": seconds, "engine": spent, **told(run, step + 1)})
 
@@ -122,7 +122,7 @@ async def serve(config: RunConfig, kind: str, desk: Desk) -> None:
 
 
 def main() -> None:
-    """One warm-up step, then a step for each question."""
+    """Warm-up, then a step for each question."""
     desk = Desk()
     with tempfile.TemporaryDirectory() as folder:
         model, workload, kind, skipped, dtype, *keys = sys.argv[1:]

@@ -5,8 +5,8 @@ usage: python benchmarks/step.py [--pairs 5] [--only fixed natural short long bf
 Workloads: short (8 prompts x 8 samples, about 45 prompt tokens, 32 new) and long (4 x 8, about 300, 64). Kinds: fixed
 (every response forced to the full length, rewards that make every group mixed, nothing skipped: pure speed) and natural
 (responses end where the policy ends them, rewards as the task gives them; tokens stand beside the ratio). A comparison
-loads TRL in one precision; after a warm-up step it takes one step a pair. Ours starts anew for every pair and takes a warm-up
-step, then the step of TRL's prompts: on `long` TRL needs most of 24 GiB, and two processes that stay would not fit.
+loads TRL in one precision; after two warm-up steps it takes one step a pair. Ours starts anew for every pair and takes as many,
+then the step of TRL's prompts: on `long` TRL needs most of 24 GiB, and two processes that stay would not fit.
 --only keeps the comparisons whose kind, workload and precision are all named (a dimension of which none is named is whole).
 --quick: one pair, nothing written.
 """

@@ -16,7 +16,7 @@ import transformers
 from datasets import Dataset
 from trl import GRPOConfig, GRPOTrainer
 from workers import Desk
-from workload import WORKLOADS, alternating, contains_answer, rows
+from workload import WARM_UP, WORKLOADS, alternating, contains_answer, rows
 
 
 def natural_reward(completions, answer, **_) -> list[float]:
@@ -30,16 +30,16 @@ def fixed_reward(completions, **_) -> list[float]:
 
 
 class Gate(transformers.TrainerCallback):
-    """Holds each step until the driver asks for it; the first, a warm-up, starts by itself."""
+    """Holds each step until the driver asks for it; those of the warm-up start by themselves."""
 
     def __init__(self, desk: Desk, samples: int) -> None:
         self.desk, self.questions, self.samples = desk, desk.questions(), samples
         self.began = self.seconds = 0.0
 
     def on_step_begin(self, _args, state, control, **_) -> None:
-        if state.global_step == 1:
+        if state.global_step == WARM_UP:
             self.desk.ready()
-        if state.global_step > 0 and next(self.questions, None) is None:
+        if state.global_step >= WARM_UP and next(self.questions, None) is None:
             raise SystemExit
         self.began = time.perf_counter()
 
@@ -47,13 +47,13 @@ class Gate(transformers.TrainerCallback):
         self.seconds = time.perf_counter() - self.began
 
     def on_log(self, _args, state, _control, logs=None, **__) -> None:
-        if state.global_step > 1 and logs and "completions/mean_length" in logs:
+        if state.global_step > WARM_UP and logs and "completions/mean_length" in logs:
             tokens = self.samples * float(logs["completions/mean_length"])
             self.desk.answer({"seconds": self.seconds, "tokens": tokens, "reward": float(logs.get("reward", 0.0))})
 
 
 def main() -> None:
-    """One warm-up step, then a step for each question."""
+    """Warm-up, then a step for each question."""
     desk = Desk()
     model, workload, kind, dtype = sys.argv[1:]
     load = WORKLOADS[workload]

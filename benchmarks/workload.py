@@ -30,6 +30,7 @@ class Workload:
         return self.prompts * self.samples * self.new_tokens
 
 
+WARM_UP = 2  # steps that are not counted: the second still takes new memory from the system
 WORKLOADS = {"short": Workload(8, 8, 32, 0, 45), "long": Workload(4, 8, 64, 8, 300)}
 
 
