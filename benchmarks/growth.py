@@ -16,6 +16,7 @@ import json
 import sys
 import tempfile
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -106,10 +107,8 @@ def long_lines(pairs: int) -> list[Line]:
         for what, unit, key in (("time", "s/learn phase", "seconds"), ("memory", "GiB", "held_gb")):
             ours, theirs = ([answer[key] for answer in answers[n]] for n in (length, first))
             note = f"tokens x context: {grown:.1f} times"
-            row = compare(
-                f"growth {what} {length}", ours, f"response {first}", theirs, unit, better="higher", note=note
-            )
-            found.append(row)
+            row = compare(f"growth {what} {length}", ours, f"response {first}", theirs, unit, better="higher")
+            found.append(replace(row, note=note))
     return found
 
 

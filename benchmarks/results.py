@@ -48,23 +48,20 @@ class Line:
 
 def compare(
     name: str, ours: Sequence[float], peer: str, theirs: Sequence[float], unit: str, *, better: Better,
-    tokens: tuple[float, float] | None = None, note: str = "", least: int = PAIRS,
+    tokens: tuple[float, float] | None = None,
 ) -> Line:  # fmt: skip
     """A line from what both sides measured, pair by pair. better: whether lower (seconds) or higher (rates) numbers are."""
     ratios = [b / a if better == "lower" else a / b for a, b in zip(ours, theirs, strict=True)]
     counted = {} if tokens is None else {"ours": tokens[0], "peer": tokens[1]}
     return Line(
-        name, median(ours), unit, peer, median(theirs), median(ratios), min(ratios), max(ratios), counted, len(ratios), note,
-        least,
+        name, median(ours), unit, peer, median(theirs), median(ratios), min(ratios), max(ratios), counted, len(ratios)
     )  # fmt: skip
 
 
-def share(name: str, part: Sequence[float], of: str, whole: Sequence[float], unit: str, note: str = "") -> Line:
+def share(name: str, part: Sequence[float], of: str, whole: Sequence[float], unit: str) -> Line:
     """A line whose ratio is part / whole, pair by pair: `ours` is the whole's measured number."""
     ratios = [a / b for a, b in zip(part, whole, strict=True)]
-    return Line(
-        name, median(whole), unit, of, median(part), median(ratios), min(ratios), max(ratios), {}, len(ratios), note
-    )
+    return Line(name, median(whole), unit, of, median(part), median(ratios), min(ratios), max(ratios), {}, len(ratios))
 
 
 def write(path: Path, lines: Sequence[Line], versions: Mapping[str, str], *, keep: bool = True) -> None:

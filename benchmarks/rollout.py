@@ -16,7 +16,7 @@ import argparse
 import os
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -110,18 +110,12 @@ def lines(rates: Rates, new_tokens: int) -> list[Line]:
             found.append(row(f"{name} fp32", sides["ours fp32"], "hf fp32", sides["hf fp32"]))
         if size == 64 and "hf bf16" in sides and (batches := [batch for batch in BATCHES if batch in rates]):
             best = max(batches, key=lambda batch: median(rates[batch]["hf bf16"]))
-            found.append(
-                row(
-                    name,
-                    ours,
-                    "hf bf16 best batch",
-                    rates[best]["hf bf16"],
-                    note=f"its batch is {best}, measured in turns of its own" if best != size else "",
-                )
-            )
+            note = f"its batch is {best}, measured in turns of its own" if best != size else ""
+            found.append(replace(row(name, ours, "hf bf16 best batch", rates[best]["hf bf16"]), note=note))
         if modes := [side for side in sides if side.startswith("vllm cpu ")]:
             best_mode = max(modes, key=lambda mode: median(sides[mode]))
-            found.append(row(name, ours, "vllm cpu", sides[best_mode], note=best_mode.removeprefix("vllm cpu ")))
+            note = best_mode.removeprefix("vllm cpu ")
+            found.append(replace(row(name, ours, "vllm cpu", sides[best_mode]), note=note))
     return found
 
 

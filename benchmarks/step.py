@@ -16,7 +16,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import count, product
 from statistics import median
@@ -87,9 +87,9 @@ class Comparison:
         if self.kind == "natural":
             return found
         for name, row in ((name.removeprefix("step "), runs[name]) for name in self.ours):
-            memory = partial(compare, f"memory {name}", peer=peer, unit="GiB", better="lower", least=1)
+            memory = partial(compare, f"memory {name}", peer=peer, unit="GiB", better="lower")
             # one pair: ours starts anew in each, so only in the first have both taken a warm-up and one step
-            found.append(memory([row[0]["peak_gb"]], theirs=[theirs[0]["peak_gb"]]))
+            found.append(replace(memory([row[0]["peak_gb"]], theirs=[theirs[0]["peak_gb"]]), least=1))
             if name.endswith("fp32") or self.precision == "bf16":  # not those of bfloat16 once more
                 found += [overhead(name, row), *mismatch(name, row)]
         return found

@@ -5,6 +5,7 @@ import json
 import math
 import sys
 import zipfile
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -87,7 +88,7 @@ def test_a_comparison_of_few_pairs_is_not_kept_unless_it_takes_no_more(tmp_path)
     with pytest.raises(ValueError, match=r"too few pairs of c \(4\), e \(1\); at least 5"):
         results.write(path, [five, four, results.share("e", [1.0], "f", [2.0], "s")], {})
     assert not path.exists()
-    peak, rate = pair("memory", [1.0], "b", [2.0], least=1), results.Line("rate", 3.0, "GB/s", pairs=1)
+    peak, rate = replace(pair("memory", [1.0], "b", [2.0]), least=1), results.Line("rate", 3.0, "GB/s", pairs=1)
     results.write(path, [five, peak, rate], {})
     assert [row["name"] for row in results.read(path)] == ["a", "memory", "rate"]
 
@@ -203,7 +204,10 @@ def test_what_falls_short_says_by_how_much():
 def test_rows_with_a_goal_come_first_and_unmeasured_ones_are_named(tmp_path):
     lines = [
         results.compare("decode 64", [300.0] * 5, "hf fp32", [100.0] * 5, "tokens/s", better="higher"),
-        results.compare("decode 64", [300.0] * 5, "vllm cpu", [200.0] * 5, "tokens/s", better="higher", note="eager"),
+        replace(
+            results.compare("decode 64", [300.0] * 5, "vllm cpu", [200.0] * 5, "tokens/s", better="higher"),
+            note="eager",
+        ),
     ]
     results.write(tmp_path / "rollout.jsonl", lines, {})
     text = table.generated(tmp_path)

@@ -193,19 +193,11 @@ class DecodeLayout:
         batch, heads, _, width = q.shape
         # Contiguous first: the product's own copy of a slice that is also transposed takes seven times as long.
         scores = q.view(batch, k.shape[1], heads // k.shape[1], width) @ k.contiguous().transpose(-1, -2)
-        scores = scores.to(torch.promote_types(scores.dtype, torch.float32)) * rule.scaling
-        if rule.softcap is not None:
-            scores = torch.tanh(scores / rule.softcap) * rule.softcap
-        bias = self._bias_for(rule.window, scores.dtype)
-        if bias is not None:
-            scores += bias
-        if rule.sinks_H is not None:  # a sink takes probability and gives nothing
-            sinks = rule.sinks_H.to(scores.dtype).view(1, k.shape[1], -1, 1).expand(*scores.shape[:-1], 1)
-            scores = torch.cat([scores, sinks], -1)
-        weights = scores.softmax(-1)[..., : k.shape[2]].to(q.dtype)
+        weights = _weights(scores, self._bias_for(rule.window, _wide(q)), rule)
         return (weights @ v).view(batch, 1, heads, v.shape[-1])
 
     def _bias_for(self, window: int | None, dtype: torch.dtype) -> Tensor | None:
+        """[B, 1, 1, L]: minus infinity for what a slot does not see; None where it sees everything."""
         if window is not None and window >= self._end:
             window = None
         if window is None and not self._ragged:
@@ -247,14 +239,8 @@ class SharedLayout:
         q_held = q_each.index_select(0, take).view(groups * keys, -1, width)
         first = torch.bmm(q_held, held_k.transpose(1, 2)).view(-1, fan, longest).index_select(0, back)
         scores = torch.cat([first, torch.bmm(q_each, each_k.contiguous().transpose(1, 2))], -1)
-        scores = scores.to(torch.promote_types(scores.dtype, torch.float32)) * rule.scaling
-        if rule.softcap is not None:
-            scores = torch.tanh(scores / rule.softcap) * rule.softcap
-        scores = (scores.view(batch, heads, -1) + self._bias_for(rule.window, longest, scores.dtype)).view_as(scores)
-        if rule.sinks_H is not None:  # a sink takes probability and gives nothing
-            sinks = rule.sinks_H.to(scores.dtype).view(1, keys, fan, 1).expand(batch, -1, -1, 1).flatten(0, 1)
-            scores = torch.cat([scores, sinks], -1)
-        weights = scores.softmax(-1)[..., : longest + self._end].to(q.dtype)
+        bias = self._bias_for(rule.window, longest, _wide(q))
+        weights = _weights(scores.view(batch, keys, fan, -1), bias, rule).flatten(0, 1)
         w_held = weights[..., :longest].index_select(0, take).view(groups * keys, -1, longest)
         out = torch.bmm(w_held, held_v).view(-1, fan, v.shape[-1]).index_select(0, back)
         if self._free is not None:  # what stands there is another slot's
@@ -284,7 +270,7 @@ class SharedLayout:
         return self._places[groups, keys]
 
     def _bias_for(self, window: int | None, longest: int, dtype: torch.dtype) -> Tensor:
-        """[B, 1, P + L]: minus infinity for what a slot does not see."""
+        """[B, 1, 1, P + L]: minus infinity for what a slot does not see."""
         if window not in self._bias:
             at_P = torch.arange(longest, device=self._position_B.device)
             at_L = torch.arange(self._end, device=self._position_B.device)
@@ -294,7 +280,7 @@ class SharedLayout:
                 behind = torch.cat([here_B1 + before_B1 - at_P, here_B1 - at_L], 1)
                 hidden |= behind >= window
             bias = torch.zeros(hidden.shape, dtype=dtype, device=hidden.device)
-            self._bias[window] = bias.masked_fill_(hidden, -torch.inf)[:, None]
+            self._bias[window] = bias.masked_fill_(hidden, -torch.inf)[:, None, None]
         return self._bias[window]
 
 
@@ -316,6 +302,23 @@ class PrefillLayout:
             behind = at[:, None] - at
             self._allowed[window] = (behind >= 0 if window is None else (behind >= 0) & (behind < window))[None, None]
         return attend_masked(q, k, v, self._allowed[window], rule).transpose(1, 2)
+
+
+def _weights(scores_BKFL: Tensor, bias: Tensor | None, rule: Rule) -> Tensor:
+    """The softmax of plain scores under the rule, in float32 at least, rounded to the precision of the scores."""
+    scores = scores_BKFL.to(_wide(scores_BKFL)) * rule.scaling
+    if rule.softcap is not None:
+        scores = torch.tanh(scores / rule.softcap) * rule.softcap
+    if bias is not None:
+        scores += bias
+    if rule.sinks_H is not None:  # a sink takes probability and gives nothing
+        sinks = rule.sinks_H.to(scores.dtype).view(1, scores.shape[1], -1, 1).expand(*scores.shape[:-1], 1)
+        scores = torch.cat([scores, sinks], -1)
+    return scores.softmax(-1)[..., : scores_BKFL.shape[-1]].to(scores_BKFL.dtype)
+
+
+def _wide(x: Tensor) -> torch.dtype:
+    return torch.promote_types(x.dtype, torch.float32)
 
 
 def _padded(parts: Sequence[Tensor]) -> Tensor:

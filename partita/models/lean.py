@@ -319,29 +319,18 @@ def _layer_reason(block: Any) -> str:
         return f"its attention is made of {sorted(parts)}"
     if type(mlp) is not GatedMLP:
         return "its MLP is not gated by SiLU alone"
-    linears = [
-        attention.q_proj,
-        attention.k_proj,
-        attention.v_proj,
-        attention.o_proj,
-        mlp.gate_proj,
-        mlp.up_proj,
-        mlp.down_proj,
-    ]
-    if any(type(linear) is not nn.Linear for linear in linears):
+    qkv = [attention.q_proj, attention.k_proj, attention.v_proj]
+    others = [attention.o_proj, mlp.gate_proj, mlp.up_proj, mlp.down_proj]
+    if any(type(linear) is not nn.Linear for linear in qkv + others):
         return "its products are not plain linear layers"
-    if len({linear.bias is None for linear in linears[:3]}) > 1:
+    if len({linear.bias is None for linear in qkv}) > 1:
         return "only some of queries, keys and values have a bias"
-    norms = [
-        block.input_layernorm,
-        block.post_attention_layernorm,
-        *(getattr(attention, n) for n in parts & HEAD_NORMS),
-    ]
-    if not all(type(norm) is RMSNorm for norm in norms):
+    head_norms = [getattr(attention, name) for name in parts & HEAD_NORMS]
+    if not all(type(norm) is RMSNorm for norm in (block.input_layernorm, block.post_attention_layernorm, *head_norms)):
         return "its norms are of another kind"
     if any(list(module.parameters(recurse=False)) for module in (block, attention, mlp)):
         return "a layer has weights beside its products and norms"
-    if any(getattr(attention, norm).weight.shape[0] != attention.head_dim for norm in parts & HEAD_NORMS):
+    if any(norm.weight.shape[0] != attention.head_dim for norm in head_norms):
         return "its query and key norms span all heads"
     return ""
 

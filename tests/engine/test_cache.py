@@ -18,6 +18,13 @@ def _prefix(length: int, value: float) -> Prefix:
     )
 
 
+@pytest.fixture
+def random():
+    """Normal numbers [*shape], the same in every test."""
+    generator = torch.Generator().manual_seed(0)
+    return lambda *shape: torch.randn(*shape, generator=generator, dtype=torch.float64)
+
+
 def _token(rows: int, heads: int, width: int, value: float) -> torch.Tensor:
     return torch.full((rows, heads, 1, width), value, dtype=torch.float64)
 
@@ -51,12 +58,7 @@ def test_capacity_never_passes_its_limits_and_grows_in_steps():
 @pytest.mark.parametrize("window", [None, 3])
 @pytest.mark.parametrize("softcap", [None, 2.0])
 @pytest.mark.parametrize("sinks", [False, True])
-def test_decode_attention_is_a_softmax_over_each_slots_own_keys(window, softcap, sinks):
-    generator = torch.Generator().manual_seed(0)
-
-    def random(*shape: int) -> torch.Tensor:
-        return torch.randn(*shape, generator=generator, dtype=torch.float64)
-
+def test_decode_attention_is_a_softmax_over_each_slots_own_keys(random, window, softcap, sinks):
     batch, heads, kv_heads, end, width = 3, 4, 2, 7, 8
     q, k, v = random(batch, heads, 1, width), random(batch, kv_heads, end, width), random(batch, kv_heads, end, width)
     sinks_H = random(heads) if sinks else None
@@ -79,12 +81,7 @@ def test_decode_attention_is_a_softmax_over_each_slots_own_keys(window, softcap,
 @pytest.mark.parametrize("window", [None, 3, 6])
 @pytest.mark.parametrize("softcap", [None, 2.0])
 @pytest.mark.parametrize("sinks", [False, True])
-def test_a_prompt_that_is_held_once_gives_what_a_copy_of_it_in_every_slot_gives(window, softcap, sinks):
-    generator = torch.Generator().manual_seed(0)
-
-    def random(*shape: int) -> torch.Tensor:
-        return torch.randn(*shape, generator=generator, dtype=torch.float64)
-
+def test_a_prompt_that_is_held_once_gives_what_a_copy_of_it_in_every_slot_gives(random, window, softcap, sinks):
     heads, kv_heads, width, wide, end = 4, 2, 8, 6, 5
     lengths, group_of_row = [4, 7], [1, 0, -1, 1, 1]  # two prompts; the third slot follows none
     own = [4, 0, 3, 2, 4]  # the position of each slot's token among its own

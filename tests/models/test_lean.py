@@ -1,5 +1,8 @@
 """Decoding over prepared weights: the same log-probs as the modules they were made of, and a refusal where not."""
 
+import re
+import shutil
+
 import pytest
 import torch
 
@@ -164,3 +167,17 @@ def test_prepacked_products_are_the_plain_ones(dtype, rows):
 def test_double_precision_is_never_prepacked():
     assert not can_prepack(CPU, torch.float64)
     assert not can_prepack(torch.device("meta"), torch.float32)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not shutil.which("g++"), reason="torch.compile needs a compiler")
+def test_compiled_layers_give_the_same_log_probs_and_say_what_they_took():
+    model = packed_model("Qwen3", torch.float32)
+    plain, _ = decoding_copy(model, torch.float32, alone=True)
+    compiled, note = decoding_copy(model, torch.float32, alone=True, compiled=True)
+    assert isinstance(compiled, LeanModel), note
+    assert re.search(r"compiled in \d+ s", note)
+    with torch.inference_mode():
+        torch.testing.assert_close(decoded(compiled, model.lm), decoded(plain, model.lm), rtol=0, atol=1e-3)
+        compiled.load_weights((name, 1.1 * tensor) for name, tensor in weights(model))
+        assert not torch.allclose(decoded(compiled, model.lm), decoded(plain, model.lm), atol=1e-3)
