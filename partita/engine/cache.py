@@ -1,11 +1,13 @@
 """Keys and values of the live slots, and how decode and prefill attend over them.
 
-Rows 0 .. B-1 of every tensor are the live slots, so that a decode step reads a view and never gathers. Row capacity and
-length grow with what is needed; the layers and their head sizes are those of the first prefill. A short prompt is copied
-into its slots; a long one that several slots start with is held once, in front of what each slot adds.
+Rows 0 .. B-1 of every tensor are the live slots, as long as the longest of them needs, rounded up: a decode step reads
+them where they lie and copies none, and hides what a shorter slot does not have. The layers and their head sizes are
+those of the first prefill. A short prompt is copied into its slots; a long one that several slots start with is held
+once, in front of what each slot adds.
 
 Shapes: B live slots, G prompts (of a prefill, or held once), P their longest, S most slots of one prompt, K key/value heads,
-H query heads, F = H / K, Q query tokens, L key positions of a slot, D head width.
+H query heads, F = H / K, Q query tokens, L key positions of a slot, D head width, R rows of a batched product: (slot, key
+head), or (prompt, key head, slot).
 Left out: paging. A slot owns one contiguous stretch, which suits the tens of slots of one machine.
 """
 
@@ -13,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import torch
@@ -22,8 +25,8 @@ from torch import Tensor
 from partita.engine.scheduler import Moves
 from partita.models.attention import Layout, Rule, attend_masked
 
-LENGTH_STEP = 64
-ROW_STEP = 8
+# Coarser steps of length would read more padding, finer ones would lay the memory out anew more often.
+LENGTH_BITS = 4
 
 Store = Callable[[int, Tensor, Tensor], tuple[Tensor, Tensor]]
 
@@ -83,47 +86,72 @@ class Capture:
         return keys, values
 
 
-class SlotCache:
-    """Keys and values of all slots by layer, each [rows, K, length, D], zero where nothing was written yet.
+class Memory:
+    """Keys or values of one layer, `laid` out as [rows, K, length, D] at the front of a flat piece of memory: another
+    layout rarely needs another piece. Whatever stands in it is zero or was written once, so finite.
+    """
 
+    def __init__(self, like_KPD: Tensor, rows: int, length: int, most: int) -> None:
+        """most: tokens of all rows together for which memory is taken in advance."""
+        heads, _, width = like_KPD.shape
+        self._most = most * heads * width
+        self._flat = like_KPD.new_zeros(rows * heads * length * width)
+        self.laid = self._flat.view(rows, heads, length, width)
+
+    def lay(self, rows: int, length: int, live: int) -> None:
+        """Lay out so many rows of this length, and keep what fits of the first `live` ones."""
+        _, heads, before, width = self.laid.shape
+        need, kept = rows * heads * length * width, self.laid[:live, :, :length]
+        grows, moves = need > self._flat.numel(), length != before
+        if grows:  # by a half, so that growing stays rare
+            self._flat = self._flat.new_zeros(max(need, min(self._most, self._flat.numel() * 3 // 2)))
+        elif moves:
+            kept = kept.clone()
+        self.laid = self._flat[:need].view(rows, heads, length, width)
+        if grows or moves:
+            self.laid[:live, :, : kept.shape[2]] = kept
+
+
+class SlotCache:
+    """Keys and values of all slots by layer, in `rows` rows of `length` tokens.
+
+    Behind a slot's last token lies what others left there, which layouts hide. How long rows are at a step depends on the
+    longest slot alone and not on what came before, for the bits of a sum depend on its length.
     `prompts`: the one that a row's own tokens come after, where it is held once, else ().
     """
 
     def __init__(self, slots: int, context: int) -> None:
         self._slots, self._context = slots, context
-        self._layers: dict[int, tuple[Tensor, Tensor]] = {}
-        self.rows = self.length = 0  # capacity
+        self._layers: dict[int, tuple[Memory, Memory]] = {}
+        self.rows = self.length = 0
         self.prompts: list[tuple[int, ...]] = []
         self._held: dict[tuple[int, ...], Prefix] = {}
         self._order: list[Prefix] = []  # as they lie in _stacked
         self._stacked: dict[int, tuple[Tensor, Tensor]] = {}
+        self._groups: Groups | None = None  # until who follows what changes: hashing long prompts takes a while
 
     def reserve(self, rows: int, length: int) -> None:
-        """Make room for `rows` slots of `length` tokens, growing by at least a half so that growing stays rare."""
-        if rows <= self.rows and length <= self.length:
-            return
-        self.rows = _grown(self.rows, rows, ROW_STEP, self._slots)
-        self.length = _grown(self.length, length, LENGTH_STEP, self._context)
-        self._layers = {layer: (self._bigger(k), self._bigger(v)) for layer, (k, v) in self._layers.items()}
+        """Make room for `rows` slots, no fewer than are live, of `length` tokens or as many as there is room for now."""
+        self._lay(rows, max(self.length, stretch(length, self._context)))
 
     def write(self, first: int, count: int, prefix: Prefix) -> None:
         """Copy a prompt into rows `first` .. `first + count - 1`; `reserve` must have made room."""
-        self.prompts[first : first + count] = [()] * count
+        self.prompts[first : first + count], self._groups = [()] * count, None
         self._ready(prefix)
         for layer, pair in prefix.layers.items():
-            for slots, new in zip(self._layers[layer], pair, strict=True):
-                slots[first : first + count, :, : new.shape[1]] = new
+            for memory, new in zip(self._layers[layer], pair, strict=True):
+                memory.laid[first : first + count, :, : new.shape[1]] = new
 
     def follow(self, first: int, count: int, prompt: tuple[int, ...], prefix: Prefix) -> None:
         """Let rows `first` .. `first + count - 1` start after a prompt that is held once; `hold` must come before a step."""
-        self.prompts[first : first + count] = [prompt] * count
+        self.prompts[first : first + count], self._groups = [prompt] * count, None
         self._ready(prefix)
         self._held[prompt] = prefix
 
     def hold(self) -> None:
         """Lay the prompts that live rows follow side by side, padded to the longest; forget the others."""
         self._held = {prompt: self._held[prompt] for prompt in dict.fromkeys(self.prompts) if prompt}
-        order = list(self._held.values())
+        order, self._groups = list(self._held.values()), None
         if len(order) == len(self._order) and all(a is b for a, b in zip(order, self._order, strict=True)):
             return
         self._order, self._stacked = order, {}
@@ -136,152 +164,159 @@ class SlotCache:
         for source, target in zip(moves.sources, moves.targets, strict=True):
             self.prompts[target] = self.prompts[source]
         del self.prompts[moves.live :]
+        self._groups = None
         if moves.sources:
-            sources, targets = list(moves.sources), list(moves.targets)
-            for pair in self._layers.values():
-                for slots in pair:
-                    slots[targets] = slots[sources]
+            sources, targets = torch.tensor(moves.sources), torch.tensor(moves.targets)
+            for memory in chain.from_iterable(self._layers.values()):
+                memory.laid[targets] = memory.laid[sources]
 
     def step(self, positions: Sequence[int], device: torch.device) -> tuple[CallCache, Layout]:
         """The cache and the layout of one decode step, in which slot b's token is at `positions[b]` of its sequence."""
         before = [len(prompt) for prompt in self.prompts]
         own = [position - length for position, length in zip(positions, before, strict=True)]
-        end = max(own) + 1
-        self.reserve(len(own), end)
+        self._lay(len(own), stretch(max(own) + 1, self._context))
         own_B = torch.tensor(own, device=device)
         if not any(before):
-            return self._call(own_B, end, max(positions), None), DecodeLayout(own_B, end, ragged=min(own) + 1 < end)
-        numbers = {prompt: g for g, prompt in enumerate(self._held)}  # `hold` keeps both in one order
-        layout = SharedLayout([numbers.get(prompt, -1) for prompt in self.prompts], before, own_B, end)
-        return self._call(own_B, end, max(positions), layout), layout
+            return self._call(own, own_B, max(positions), None), DecodeLayout(own_B, full=min(own) + 1 == self.length)
+        if self._groups is None:
+            numbers = {prompt: g for g, prompt in enumerate(self._held)}  # `hold` keeps both in one order
+            self._groups = Groups([numbers.get(prompt, -1) for prompt in self.prompts], len(numbers), device)
+        layout = SharedLayout(self._groups, before, own_B)
+        return self._call(own, own_B, max(positions), layout), layout
 
-    def _call(self, position_B: Tensor, end: int, past: int, shared: SharedLayout | None) -> CallCache:
-        rows_B = torch.arange(position_B.shape[0], device=position_B.device)
+    def _call(self, own: Sequence[int], own_B: Tensor, past: int, shared: SharedLayout | None) -> CallCache:
+        rows_B, even, last = torch.arange(len(own), device=own_B.device), len(set(own)) == 1, own[0]
+
+        def put(memory: Memory, new: Tensor) -> Tensor:
+            if even:  # in half the time of a scattered write
+                memory.laid[:, :, last : last + 1] = new
+            else:
+                memory.laid[rows_B, :, own_B] = new[:, :, 0]
+            return memory.laid
 
         def store(layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
             k, v = self._layers[layer]
-            k[rows_B, :, position_B] = keys[:, :, 0]
-            v[rows_B, :, position_B] = values[:, :, 0]
             if shared is not None:
                 shared.held = self._stacked[layer]
-            return k[: len(rows_B), :, :end], v[: len(rows_B), :, :end]
+            return put(k, keys), put(v, values)
 
         return CallCache(past, store)
 
     def _ready(self, prefix: Prefix) -> None:
         for layer, (k, v) in prefix.layers.items():
             if layer not in self._layers:
-                k_rows = k.new_zeros(self.rows, k.shape[0], self.length, k.shape[-1])
-                self._layers[layer] = (k_rows, v.new_zeros(self.rows, v.shape[0], self.length, v.shape[-1]))
+                most = self._slots * self._context
+                self._layers[layer] = (Memory(k, self.rows, self.length, most), Memory(v, self.rows, self.length, most))
 
-    def _bigger(self, old: Tensor) -> Tensor:
-        new = old.new_zeros(self.rows, old.shape[1], self.length, old.shape[3])
-        new[: old.shape[0], :, : old.shape[2]] = old
-        return new
+    def _lay(self, rows: int, length: int) -> None:
+        if (rows, length) != (self.rows, self.length):
+            self.rows, self.length = rows, length
+            for memory in chain.from_iterable(self._layers.values()):
+                memory.lay(rows, length, len(self.prompts))
 
 
 class DecodeLayout:
     """One query token per slot over that slot's own keys."""
 
-    def __init__(self, position_B: Tensor, end: int, ragged: bool) -> None:
-        """`ragged`: the positions differ. Otherwise every slot sees all `end` keys and needs no mask."""
-        self._position_B, self._end, self._ragged = position_B, end, ragged
-        self._bias: dict[int | None, Tensor | None] = {}
+    def __init__(self, position_B: Tensor, full: bool) -> None:
+        """`full`: every slot's token is the last of its memory, so that no slot has anything to hide."""
+        self._position_B, self._full = position_B, full
+        self._bias: dict[tuple[int | None, torch.Size], Tensor] = {}
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, rule: Rule) -> Tensor:
         """See `Layout`. Two batched products over grouped heads: fused kernels are slow on CPU for one query row."""
         batch, heads, _, width = q.shape
-        # Contiguous first: the product's own copy of a slice that is also transposed takes seven times as long.
-        scores = q.view(batch, k.shape[1], heads // k.shape[1], width) @ k.contiguous().transpose(-1, -2)
-        weights = _weights(scores, self._bias_for(rule.window, _wide(q)), rule)
-        return (weights @ v).view(batch, 1, heads, v.shape[-1])
+        scores = _scores(q.reshape(batch * k.shape[1], -1, width), k.flatten(0, 1), rule)
+        weights = _weights(scores, self._bias_for(rule.window, scores), rule, batch)
+        return torch.bmm(weights, v.flatten(0, 1)).view(batch, 1, heads, -1)
 
-    def _bias_for(self, window: int | None, dtype: torch.dtype) -> Tensor | None:
-        """[B, 1, 1, L]: minus infinity for what a slot does not see; None where it sees everything."""
-        if window is not None and window >= self._end:
-            window = None
-        if window is None and not self._ragged:
+    def _bias_for(self, window: int | None, scores: Tensor) -> Tensor | None:
+        """See `_bias`; None where every slot sees everything."""
+        length = scores.shape[-1]
+        if self._full and (window is None or window >= length):
             return None
-        if window not in self._bias:
-            behind_BL = self._position_B[:, None] - torch.arange(self._end, device=self._position_B.device)
+        if (window, scores.shape) not in self._bias:
+            behind_BL = self._position_B[:, None] - torch.arange(length, device=scores.device)
             hidden_BL = behind_BL < 0 if window is None else (behind_BL < 0) | (behind_BL >= window)
-            bias_BL = torch.zeros(hidden_BL.shape, dtype=dtype, device=hidden_BL.device)
-            self._bias[window] = bias_BL.masked_fill_(hidden_BL, -torch.inf)[:, None, None]
-        return self._bias[window]
+            self._bias[window, scores.shape] = _bias(hidden_BL[:, None], scores)
+        return self._bias[window, scores.shape]
+
+
+class Groups:
+    """Which slots follow which of the prompts that are held once, and how rows of slots become rows of prompts and back.
+
+    A slot that follows none stands with those of some prompt, and sees nothing of it.
+    """
+
+    def __init__(self, group_of_row: Sequence[int], count: int, device: torch.device) -> None:
+        """group_of_row: the number of a slot's prompt, -1 for none; `count` prompts are held."""
+        members: list[list[int]] = [[] for _ in range(count)]
+        for row, group in enumerate(group_of_row):
+            if group >= 0:
+                members[group].append(row)
+        for row in (row for row, group in enumerate(group_of_row) if group < 0):
+            min(members, key=len).append(row)
+        most = max(map(len, members))
+        self.rows_GS = torch.tensor([[*rows, *[0] * (most - len(rows))] for rows in members], device=device)
+        seats = {row: (group, seat) for group, rows in enumerate(members) for seat, row in enumerate(rows)}
+        self._seats_B2 = torch.tensor([seats[row] for row in range(len(seats))], device=device)
+        self._indices: dict[int, tuple[Tensor, Tensor]] = {}
+
+    def indices(self, keys: int) -> tuple[Tensor, Tensor]:
+        """Indices into rows of (slot, key head): those of each (prompt, key head) side by side, [G K S], padded with any row;
+        and where each (slot, key head) lies among them, [B K].
+        """
+        if keys not in self._indices:
+            head_K, most = torch.arange(keys, device=self.rows_GS.device), self.rows_GS.shape[1]
+            take = self.rows_GS[:, None] * keys + head_K[:, None]
+            back = (self._seats_B2[:, :1] * keys + head_K) * most + self._seats_B2[:, 1:]
+            self._indices[keys] = (take.flatten(), back.flatten())
+        return self._indices[keys]
 
 
 class SharedLayout:
     """One query token per slot over the prompt that it follows and its own keys: the queries of all slots of a prompt meet its
     keys in one product, so that these are read once, whatever the number of slots.
+
+    The softmax runs where the prompts' scores lie, the longer ones: only queries and own scores change places.
     """
 
-    def __init__(self, group_of_row: Sequence[int], before: Sequence[int], position_B: Tensor, end: int) -> None:
-        """group_of_row: which held prompt a slot follows, -1 for none; before: its length. position_B: of the slot's token
-        among its own, of which the largest is `end` - 1.
-        """
+    def __init__(self, groups: Groups, before: Sequence[int], position_B: Tensor) -> None:
+        """before: the length of each slot's prompt, 0 for none. position_B: of the slot's token among its own."""
         self.held: tuple[Tensor, Tensor] | None = None  # of the layer whose turn it is: [G, K, P, D] each
-        self._group_of_row, self._position_B, self._end = group_of_row, position_B, end
+        self._groups, self._position_B = groups, position_B
         self._before_B = torch.tensor(before, device=position_B.device)
-        free = [row for row, group in enumerate(group_of_row) if group < 0]
-        self._free = torch.tensor(free, device=position_B.device) if free else None
-        self._places: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}
-        self._bias: dict[int | None, Tensor] = {}
+        self._bias: dict[tuple[int | None, torch.Size], Tensor] = {}
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, rule: Rule) -> Tensor:
         """See `Layout`. One softmax over both parts."""
         assert self.held is not None, "the cache's turn comes before attention's in every layer"
         batch, heads, _, width = q.shape
-        (groups, keys, longest, _), fan = self.held[0].shape, heads // k.shape[1]
         held_k, held_v = (x.flatten(0, 1) for x in self.held)
-        take, back = self._of(groups, keys)
-        each_k, each_v = k.flatten(0, 1), v.flatten(0, 1)
-        q_each = q.reshape(batch * keys, fan, width)
-        q_held = q_each.index_select(0, take).view(groups * keys, -1, width)
-        first = torch.bmm(q_held, held_k.transpose(1, 2)).view(-1, fan, longest).index_select(0, back)
-        scores = torch.cat([first, torch.bmm(q_each, each_k.contiguous().transpose(1, 2))], -1)
-        bias = self._bias_for(rule.window, longest, _wide(q))
-        weights = _weights(scores.view(batch, keys, fan, -1), bias, rule).flatten(0, 1)
-        w_held = weights[..., :longest].index_select(0, take).view(groups * keys, -1, longest)
-        out = torch.bmm(w_held, held_v).view(-1, fan, v.shape[-1]).index_select(0, back)
-        if self._free is not None:  # what stands there is another slot's
-            out.view(batch, heads, -1)[self._free] = 0
-        out += torch.bmm(weights[..., longest:], each_v)
-        return out.view(batch, 1, heads, v.shape[-1])
+        take, back = self._groups.indices(k.shape[1])
+        q_each, products, longest = q.reshape(batch * k.shape[1], -1, width), *held_k.shape[:2]
+        q_held, fan = q_each.index_select(0, take).view(products, -1, width), q_each.shape[1]
+        first = _scores(q_held, held_k, rule).view(-1, fan, longest)
+        scores = torch.cat([first, _scores(q_each, k.flatten(0, 1), rule).index_select(0, take)], -1)
+        bias = self._bias_for(rule.window, scores, longest)
+        weights = _weights(scores, bias, rule, len(self.held[0]))
+        out = torch.bmm(weights.view(products, -1, weights.shape[-1])[..., :longest], held_v)
+        out = out.view(-1, fan, v.shape[-1]).index_select(0, back)
+        out.baddbmm_(weights[..., longest:].index_select(0, back), v.flatten(0, 1))
+        return out.view(batch, 1, heads, -1)
 
-    def _of(self, groups: int, keys: int) -> tuple[Tensor, Tensor]:
-        """Indices into rows of (slot, key head): those of each (prompt, key head) side by side, [G K S], padded with any row;
-        and where each (slot, key head) lies among them, [B K], anywhere for a slot that follows none.
-        """
-        if (groups, keys) not in self._places:
-            members: list[list[int]] = [[] for _ in range(groups)]
-            for row, group in enumerate(self._group_of_row):
-                if group >= 0:
-                    members[group].append(row)
-            most = max(map(len, members))
-            rows_GS = torch.tensor([[*rows, *[0] * (most - len(rows))] for rows in members])
-            place_B = torch.zeros(len(self._group_of_row), dtype=torch.long)
-            for group, rows in enumerate(members):
-                place_B[rows] = group * keys * most + torch.arange(len(rows))
-            head_K = torch.arange(keys)
-            take = rows_GS[:, None, :] * keys + head_K[:, None]
-            back = place_B[:, None] + head_K * most
-            device = self._position_B.device
-            self._places[groups, keys] = (take.flatten().to(device), back.flatten().to(device))
-        return self._places[groups, keys]
-
-    def _bias_for(self, window: int | None, longest: int, dtype: torch.dtype) -> Tensor:
-        """[B, 1, 1, P + L]: minus infinity for what a slot does not see."""
-        if window not in self._bias:
-            at_P = torch.arange(longest, device=self._position_B.device)
-            at_L = torch.arange(self._end, device=self._position_B.device)
+    def _bias_for(self, window: int | None, scores: Tensor, longest: int) -> Tensor:
+        """See `_bias`: over P + L keys."""
+        if (window, scores.shape) not in self._bias:
+            at_P = torch.arange(longest, device=scores.device)
+            at_L = torch.arange(scores.shape[-1] - longest, device=scores.device)
             here_B1, before_B1 = self._position_B[:, None], self._before_B[:, None]
             hidden = torch.cat([at_P >= before_B1, at_L > here_B1], 1)
             if window is not None:
                 behind = torch.cat([here_B1 + before_B1 - at_P, here_B1 - at_L], 1)
                 hidden |= behind >= window
-            bias = torch.zeros(hidden.shape, dtype=dtype, device=hidden.device)
-            self._bias[window] = bias.masked_fill_(hidden, -torch.inf)[:, None, None]
-        return self._bias[window]
+            self._bias[window, scores.shape] = _bias(hidden[self._groups.rows_GS], scores)
+        return self._bias[window, scores.shape]
 
 
 class PrefillLayout:
@@ -304,17 +339,35 @@ class PrefillLayout:
         return attend_masked(q, k, v, self._allowed[window], rule).transpose(1, 2)
 
 
-def _weights(scores_BKFL: Tensor, bias: Tensor | None, rule: Rule) -> Tensor:
-    """The softmax of plain scores under the rule, in float32 at least, rounded to the precision of the scores."""
-    scores = scores_BKFL.to(_wide(scores_BKFL)) * rule.scaling
+def _scores(q_RFD: Tensor, k_RLD: Tensor, rule: Rule) -> Tensor:
+    """[R, F, L], scaled."""
+    scores = q_RFD.new_empty(*q_RFD.shape[:2], k_RLD.shape[1])  # beta = 0: what stands there is not read
+    return scores.baddbmm_(q_RFD, k_RLD.transpose(1, 2), beta=0, alpha=rule.scaling)
+
+
+def _bias(hidden_GSL: Tensor, scores: Tensor) -> Tensor:
+    """Minus infinity for what a slot does not see, else 0, once per score: odd rows would be slow to repeat on the way."""
+    bias = torch.zeros(hidden_GSL.shape, dtype=scores.dtype, device=scores.device).masked_fill_(hidden_GSL, -torch.inf)
+    (groups, slots, length), (rows, fan, _) = hidden_GSL.shape, scores.shape
+    return bias[:, None, :, None].expand(-1, rows // (groups * slots), -1, fan, -1).reshape(rows, fan, length)
+
+
+def _weights(scores: Tensor, bias: Tensor | None, rule: Rule, groups: int) -> Tensor:
+    """The softmax of scaled scores [R, F, L] under the rule, in float32 at least, rounded to their precision; changes the
+    scores. R counts groups, key heads and the slots of a group.
+    """
+    if rule.softcap is None and rule.sinks_H is None:  # the softmax of narrow scores computes in float32 by itself
+        return (scores if bias is None else scores.add_(bias)).softmax(-1)
+    (rows, fan, length), wide = scores.shape, scores.to(_wide(scores))
     if rule.softcap is not None:
-        scores = torch.tanh(scores / rule.softcap) * rule.softcap
+        wide = torch.tanh(wide / rule.softcap) * rule.softcap
     if bias is not None:
-        scores += bias
+        wide += bias
     if rule.sinks_H is not None:  # a sink takes probability and gives nothing
-        sinks = rule.sinks_H.to(scores.dtype).view(1, scores.shape[1], -1, 1).expand(*scores.shape[:-1], 1)
-        scores = torch.cat([scores, sinks], -1)
-    return scores.softmax(-1)[..., : scores_BKFL.shape[-1]].to(scores_BKFL.dtype)
+        sinks_KSF = rule.sinks_H.to(wide.dtype).view(-1, 1, fan)
+        sinks = sinks_KSF.expand(groups, -1, rows // (groups * len(sinks_KSF)), -1)
+        wide = torch.cat([wide, sinks.reshape(rows, fan, 1)], -1)
+    return wide.softmax(-1)[..., :length].to(scores.dtype)
 
 
 def _wide(x: Tensor) -> torch.dtype:
@@ -327,8 +380,7 @@ def _padded(parts: Sequence[Tensor]) -> Tensor:
     return torch.stack([F.pad(part, (0, 0, 0, longest - part.shape[1])) for part in parts])
 
 
-def _grown(capacity: int, need: int, step: int, limit: int) -> int:
-    if need <= capacity:
-        return capacity
-    wanted = max(need, capacity + capacity // 2)
-    return max(need, min(limit, -(-wanted // step) * step))
+def stretch(end: int, context: int) -> int:
+    """The length of memory in which slots of up to `end` tokens lie: up to a sixteenth more, no more than a context."""
+    step = 1 << max(LENGTH_BITS, end.bit_length() - 1 - LENGTH_BITS)
+    return max(end, min(context, -(-end // step) * step))

@@ -1,15 +1,16 @@
-"""Elementwise modules of a family, swapped for equal ones whose backward pass keeps little and writes in place.
+"""Modules of a family, swapped for equal ones that pass over memory less often and keep little for the backward pass.
 
 A module is swapped by its parts (a norm also by the end of its name), and only if it then gives the very numbers that it
-gave before. Names of parameters stay, so weights are saved, loaded and published as ever.
+gave before; an attention, if it hands the very same queries, keys, values and rule down. Names of parameters stay, so
+weights are saved, loaded and published as ever.
 
-Shapes: ... tokens, D width of a norm, M inner width of a gated block.
-Left out: rotary embeddings, a function of transformers' modules that no single model owns; norms that do something else
-(Gemma's 1 + weight), gates other than SiLU, experts.
+Shapes: ... or T tokens, C tokens of a piece, D width of a norm, M inner width of a gated block.
+Left out: norms that do something else (Gemma's 1 + weight), gates other than SiLU, experts.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
@@ -17,7 +18,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers.activations import SiLUActivation
 
+from partita.models.attention import ATTENTION, Rule, register
+from partita.models.memory import pieces
+from partita.models.rotary import RotaryAttention
+
 GATED = {"gate_proj", "up_proj", "down_proj", "act_fn"}
+PROJECTIONS, HEAD_NORMS = {"q_proj", "k_proj", "v_proj", "o_proj"}, {"q_norm", "k_norm"}
+ATTENTION_FACTS = {"config", "layer_idx", "head_dim"}
 SCALES = (1.0, 1e4)  # some families clamp what is large
 
 
@@ -29,8 +36,13 @@ class RMSNorm(nn.Module):
         self.weight, self.variance_epsilon = weight_D, epsilon
 
     def forward(self, hidden_states: Tensor) -> Tensor:
-        """[..., D] -> [..., D]; keeps its input and one number per token for the backward pass."""
-        return cast(Tensor, _Normed.apply(hidden_states, self.weight, self.variance_epsilon))  # pyright: ignore
+        """[..., D] -> [..., D]; keeps its input and one number per token for the backward pass. Under autocast a float32
+        result is rounded here, once, for the products that follow.
+        """
+        kind, dtype = hidden_states.device.type, torch.promote_types(hidden_states.dtype, self.weight.dtype)
+        if torch.is_autocast_enabled(kind) and hidden_states.dtype == torch.float32:
+            dtype = torch.get_autocast_dtype(kind)
+        return cast(Tensor, _Normed.apply(hidden_states, self.weight, self.variance_epsilon, dtype))  # pyright: ignore
 
 
 class GatedMLP(nn.Module):
@@ -52,26 +64,37 @@ class _Normed(torch.autograd.Function):
     """With r = 1 / rms(x) and n = x r: y = w n, dx = r (w dy - n mean(n w dy)), dw = sum of n dy over tokens."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight_D: Tensor, epsilon: float) -> Tensor:
-        wide = x.to(torch.float32)
-        r = torch.rsqrt((wide * wide).mean(-1, keepdim=True) + epsilon)
-        ctx.save_for_backward(x, weight_D, r)
-        normed = (wide * r).to(x.dtype)
-        return normed.mul_(weight_D) if normed.dtype == weight_D.dtype else weight_D * normed
+    def forward(ctx: Any, x: Tensor, weight_D: Tensor, epsilon: float, dtype: torch.dtype) -> Tensor:
+        x_TD = x.flatten(0, -2)
+        out_TD, r_T1 = torch.empty_like(x_TD, dtype=dtype), torch.empty_like(x_TD[:, :1], dtype=torch.float32)
+        for at in pieces(x_TD):
+            wide_CD = x_TD[at].to(torch.float32)
+            r_C1 = (wide_CD * wide_CD).mean(-1, keepdim=True).add_(epsilon).rsqrt_()
+            normed_CD = (wide_CD * r_C1).to(x.dtype)
+            r_T1[at] = r_C1
+            out_TD[at] = normed_CD.mul_(weight_D) if normed_CD.dtype == weight_D.dtype else weight_D * normed_CD
+        ctx.save_for_backward(x, weight_D, r_T1)
+        return out_TD.view_as(x)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, None]:  # pyright: ignore
-        x, weight_D, r = ctx.saved_tensors
-        r = r.masked_fill(r == 0, torch.nan)  # squares beyond float32: a gradient of zero would hide it
-        normed, grad_D = x.to(torch.float32) * r, None
-        if ctx.needs_input_grad[1]:
-            grad_D = (grad * normed.to(x.dtype)).flatten(0, -2).sum(0).to(weight_D.dtype)
-        if not ctx.needs_input_grad[0]:
-            return None, grad_D, None
-        pushed = (grad * weight_D).to(x.dtype).to(torch.float32)
-        shared = torch.linalg.vecdot(pushed, normed)[..., None].div_(x.shape[-1])
-        return pushed.sub_(normed.mul_(shared)).mul_(r).to(x.dtype), grad_D, None
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, None, None]:  # pyright: ignore
+        x, weight_D, r_T1 = ctx.saved_tensors
+        x_TD, grad_TD = x.flatten(0, -2), grad.flatten(0, -2)
+        d_TD = torch.empty_like(x_TD) if ctx.needs_input_grad[0] else None
+        d_D = torch.zeros_like(weight_D, dtype=torch.float32) if ctx.needs_input_grad[1] else None
+        for at in pieces(x_TD):
+            r_C1 = r_T1[at].masked_fill(
+                r_T1[at] == 0, torch.nan
+            )  # squares beyond float32: a gradient of zero would hide it
+            normed_CD, push_CD = x_TD[at].to(torch.float32) * r_C1, grad_TD[at].to(torch.float32)
+            if d_D is not None:
+                d_D += (push_CD * normed_CD.to(x.dtype)).sum(0)
+            if d_TD is not None:
+                pushed_CD = (push_CD * weight_D).to(x.dtype).to(torch.float32)
+                shared_C1 = torch.linalg.vecdot(pushed_CD, normed_CD)[:, None].div_(x.shape[-1])
+                d_TD[at] = pushed_CD.sub_(normed_CD.mul_(shared_C1)).mul_(r_C1)
+        return None if d_TD is None else d_TD.view_as(x), None if d_D is None else d_D.to(weight_D.dtype), None, None
 
 
 class _SiluTimes(torch.autograd.Function):
@@ -94,7 +117,8 @@ class _SiluTimes(torch.autograd.Function):
 @torch.no_grad()
 def fuse(lm: nn.Module) -> None:
     """Swap every module of `lm` that can be swapped, in place."""
-    for parent in list(lm.modules()):
+    register()
+    for parent in reversed(list(lm.modules())):  # parts before what is made of them
         for name, child in list(parent.named_children()):
             fused = _fused(child)
             if fused is not None and _equal(child, fused):
@@ -109,16 +133,69 @@ def _fused(module: nn.Module) -> nn.Module | None:
         return RMSNorm(own["weight"], epsilon) if isinstance(epsilon, float) else None
     if set(children) == GATED and not own and isinstance(children["act_fn"], nn.SiLU | SiLUActivation):
         return GatedMLP(**children)
+    if set(children) in (PROJECTIONS, PROJECTIONS | HEAD_NORMS) and not own and vars(module).keys() >= ATTENTION_FACTS:
+        seen = _handed_down(module, 1.0)
+        return None if seen is None else RotaryAttention(module, seen.rule)
     return None
 
 
 def _equal(old: nn.Module, new: nn.Module) -> bool:
     """Whether both give the same numbers for the same random tokens, small and large."""
+    if isinstance(new, RotaryAttention):
+        pairs = ((_handed_down(old, scale), _handed_down(new, scale)) for scale in SCALES)
+        return all(a is not None and b is not None and a.equals(b) for a, b in pairs)
     weight = next(old.parameters(), None)
     if weight is None:
         return False
-    x = torch.randn(1, 3, weight.shape[-1], generator=torch.Generator().manual_seed(0)).to(weight)
+    x = _tokens(weight)
     try:
         return all(torch.equal(old(scale * x), new(scale * x)) for scale in SCALES)
     except (RuntimeError, TypeError):  # a family's module may want more than one tensor
         return False
+
+
+def _tokens(weight: Tensor) -> Tensor:
+    """Three random ones, as wide as the inputs of a product with this weight."""
+    return torch.randn(1, 3, weight.shape[-1], generator=torch.Generator().manual_seed(0)).to(weight)
+
+
+@dataclass(frozen=True)
+class _Seen:
+    """What an attention module hands down, and what it makes of an answer."""
+
+    given: tuple[Tensor, Tensor, Tensor]
+    rule: Rule
+    out: Tensor
+
+    def equals(self, other: _Seen) -> bool:
+        """Whether nothing differs."""
+        same = all(torch.equal(a, b) for a, b in zip((*self.given, self.out), (*other.given, other.out), strict=True))
+        rules = ((rule.scaling, rule.window, rule.softcap) for rule in (self.rule, other.rule))
+        return same and len(set(rules)) == 1 and self.rule.sinks_H is other.rule.sinks_H is None
+
+
+class _Witness:
+    """A `Layout` that remembers what it was asked and answers with the queries."""
+
+    def __init__(self) -> None:
+        self.asked: tuple[tuple[Tensor, Tensor, Tensor], Rule] | None = None
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, rule: Rule) -> Tensor:
+        """See `Layout`."""
+        self.asked = (q, k, v), rule
+        return q.transpose(1, 2)
+
+
+def _handed_down(module: Any, scale: float) -> _Seen | None:
+    """For random tokens and angles; None where the module cannot be asked like this."""
+    x, witness, own = scale * _tokens(module.q_proj.weight), _Witness(), module.config._attn_implementation
+    angles = torch.linspace(0.0, 3.0, 3 * module.head_dim).view(1, 3, -1)
+    both = (angles.cos().to(x), angles.sin().to(x))  # unlike a family's, the two halves differ
+    module.config._attn_implementation = ATTENTION
+    try:
+        out, _ = module(hidden_states=x, position_embeddings=both, attention_mask=None, layout=witness)
+    except Exception:  # any failure over a family's parts only means that it is left alone
+        return None
+    finally:
+        module.config._attn_implementation = own
+    return None if witness.asked is None else _Seen(*witness.asked, out)

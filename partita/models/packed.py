@@ -93,12 +93,11 @@ class PackedModel(nn.Module):
         """
         own, linear = self._side(packed), self._linear_head()
         head = own.head if linear is None else linear
-        dtype = torch.float32 if linear is None else linear.product_dtype
+        chunk = chunk_tokens(self.vocabulary)
         logprobs_T, entropy_T = token_logprobs(
-            head, own.hidden_TD, packed.target_T.to(self.device), chunk=chunk_tokens(self.vocabulary, dtype),
+            head, own.hidden_TD, packed.target_T.to(self.device), chunk=chunk if linear is None else linear.chunk_tokens,
             temperature=temperature, entropy=entropy,
         )  # fmt: skip
-        chunk = chunk_tokens(self.vocabulary)
         ref_T = old_T = None
         if against is not None and against.reference is not None:
             ref_T = full_kl(own, self._fixed(against.reference, packed), chunk=chunk, temperature=temperature)

@@ -1,7 +1,8 @@
 """Log-probs and entropies under a plain linear head: product, softmax and both gradients in one function over chunks.
 
-The weight is cast once for the forward and the backward pass, logits of one chunk exist at a time, in the precision of
-the product, and everything done to them happens in place on blocks of rows that fit into a processor's cache.
+The weight is cast once for the forward and the backward pass. Logits of one chunk exist at a time, in the precision of the
+product (those of the last chunk until the backward pass has read them), and everything done to them happens in place on
+blocks of rows that fit into a processor's cache.
 
 Shapes: T tokens, C tokens of one chunk, R tokens of one block, D hidden width, V vocabulary.
 Left out: heads that are not one matrix product (adapters, sharded weights). `ops.logprobs` runs any function in chunks.
@@ -16,6 +17,8 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
+# 192 MiB of logits: 2,048 tokens of a vocabulary of 49,152 in bfloat16 are one chunk, computed once for both passes.
+CHUNK_BYTES = 3 << 26
 # 3 MiB in float32: what is read and written several times stays in the cache.
 BLOCK_LOGITS = 3 << 18
 # Elements of the weight gradient that are made at a time, in two precisions: 4 MiB and 8 MiB.
@@ -37,6 +40,11 @@ class LinearHead:
         kind = self.weight_VD.device.type
         narrow = torch.is_autocast_enabled(kind) and self.weight_VD.dtype != torch.float64
         return torch.get_autocast_dtype(kind) if narrow else self.weight_VD.dtype
+
+    @property
+    def chunk_tokens(self) -> int:
+        """How many tokens' logits exist at a time, in the dtype of the product."""
+        return max(1, CHUNK_BYTES // (self.weight_VD.shape[0] * self.product_dtype.itemsize))
 
 
 @dataclass(frozen=True)
@@ -78,27 +86,40 @@ def linear_logprobs(
 
 
 class _Chunks:
-    """Walks over the tokens and fills the two arrays that exist once: logits of a chunk, and a wide block of them."""
+    """Walks over the tokens and fills the two arrays that exist once: logits of a chunk, and a wide block of them.
 
-    def __init__(self, hidden_TD: Tensor, weight_VD: Tensor, bias_V: Tensor | None, rule: _Rule) -> None:
+    The logits of the last chunk are still there when the backward pass comes, so it begins with it: a call that is one
+    chunk computes its logits once.
+    """
+
+    def __init__(
+        self, hidden_TD: Tensor, weight_VD: Tensor, bias_V: Tensor | None, rule: _Rule, kept_CV: Tensor | None = None
+    ) -> None:
+        """kept_CV: the logits of the last chunk, in the place that all chunks share."""
         self.hidden_TD, self.weight_VD, self.bias_V, self.rule = hidden_TD, weight_VD, bias_V, rule
         tokens, vocabulary = min(rule.chunk, hidden_TD.shape[0]), weight_VD.shape[0]
         rows = max(1, BLOCK_LOGITS // vocabulary) if hidden_TD.device.type == "cpu" else tokens
         self.rows, self.wide = min(rows, tokens), torch.promote_types(hidden_TD.dtype, torch.float32)
-        self.logits_CV = hidden_TD.new_empty(tokens, vocabulary)
+        self.logits_CV = hidden_TD.new_empty(tokens, vocabulary) if kept_CV is None else kept_CV
+        self._kept = kept_CV is not None
         self.z_RV = hidden_TD.new_empty(self.rows, vocabulary, dtype=self.wide)
         self.p_RV = torch.empty_like(self.z_RV)
 
-    def logits(self) -> Iterator[tuple[slice, Tensor]]:
-        """Each chunk: its place, and its logits as the product gives them."""
-        for start in range(0, self.hidden_TD.shape[0], self.rule.chunk):
+    def logits(self, *, backward: bool = False) -> Iterator[tuple[slice, Tensor]]:
+        """Each chunk, the last one first in the backward pass: its place, and its logits as the product gives them."""
+        starts = range(0, self.hidden_TD.shape[0], self.rule.chunk)
+        for start in reversed(starts) if backward else starts:
             hidden_CD = self.hidden_TD[start : start + self.rule.chunk]
             logits_CV = self.logits_CV[: hidden_CD.shape[0]]
-            if self.bias_V is None:
-                torch.mm(hidden_CD, self.weight_VD.T, out=logits_CV)
-            else:
-                torch.addmm(self.bias_V, hidden_CD, self.weight_VD.T, out=logits_CV)
+            if not self._kept or start < starts[-1]:
+                self._product(hidden_CD, logits_CV)
             yield slice(start, start + hidden_CD.shape[0]), logits_CV
+
+    def _product(self, hidden_CD: Tensor, out_CV: Tensor) -> None:
+        if self.bias_V is None:
+            torch.mm(hidden_CD, self.weight_VD.T, out=out_CV)
+        else:
+            torch.addmm(self.bias_V, hidden_CD, self.weight_VD.T, out=out_CV)
 
     def blocks(self, at: slice, logits_CV: Tensor) -> Iterator[tuple[slice, Tensor, Tensor, Tensor]]:
         """Each block of a chunk: its place, its plain logits, the wide final ones, and room for as many."""
@@ -133,6 +154,7 @@ class _LinearLogprobs(torch.autograd.Function):
                     mean_T[here] = p_RV.mul_(z_RV).sum(-1) / sum_R
         entropy_T = lse_T - mean_T if rule.entropy else None
         ctx.save_for_backward(*given, target_T, lse_T, entropy_T)
+        ctx.kept_CV = chunks.logits_CV
         ctx.set_materialize_grads(False)
         return chosen_T - lse_T, entropy_T
 
@@ -140,7 +162,11 @@ class _LinearLogprobs(torch.autograd.Function):
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:  # pyright: ignore
         hidden_TD, weight_VD, bias_V, target_T, lse_T, entropy_T = ctx.saved_tensors
-        chunks, through = _Chunks(hidden_TD, weight_VD, bias_V, ctx.rule), ctx.rule.scale / ctx.rule.temperature
+        kept_CV, ctx.kept_CV = ctx.kept_CV, None  # gradients will take the place of these logits
+        chunks, through = (
+            _Chunks(hidden_TD, weight_VD, bias_V, ctx.rule, kept_CV),
+            ctx.rule.scale / ctx.rule.temperature,
+        )
         push_T, push_entropy_T = (None if grad is None else grad * through for grad in grads)
         push = _Push(target_T, lse_T, entropy_T, torch.zeros_like(lse_T) if push_T is None else push_T, push_entropy_T)
         wants_hidden, wants_weight, wants_bias = ctx.needs_input_grad[:3]
@@ -148,7 +174,7 @@ class _LinearLogprobs(torch.autograd.Function):
         grad_VD = torch.empty_like(weight_VD, dtype=chunks.wide) if wants_weight else None
         grad_V = lse_T.new_zeros(weight_VD.shape[0]) if wants_bias else None
         with torch.autocast(hidden_TD.device.type, enabled=False):
-            for at, logits_CV in chunks.logits():
+            for at, logits_CV in chunks.logits(backward=True):
                 for here, logits_RV, z_RV, p_RV in chunks.blocks(at, logits_CV):
                     push.through_softmax(here, z_RV, p_RV)
                     if ctx.rule.softcap is not None:
@@ -159,7 +185,7 @@ class _LinearLogprobs(torch.autograd.Function):
                 if grad_TD is not None:
                     grad_TD[at] = torch.mm(logits_CV, weight_VD)
                 if grad_VD is not None:
-                    _add_product(grad_VD, logits_CV, hidden_TD[at], first=at.start == 0)
+                    _add_product(grad_VD, logits_CV, hidden_TD[at], first=at.stop == len(lse_T))
         own = [None if g is None else g.to(d) for g, d in zip((grad_TD, grad_VD, grad_V), ctx.dtypes, strict=True)]
         return (*own, None, None, None)
 

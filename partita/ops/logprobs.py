@@ -36,9 +36,9 @@ class Side:
     fixed: bool = False
 
 
-def chunk_tokens(vocabulary: int, dtype: torch.dtype = torch.float32) -> int:
-    """How many tokens' logits of this dtype are computed at a time for a vocabulary of this size."""
-    return max(1, CHUNK_BYTES // (vocabulary * dtype.itemsize))
+def chunk_tokens(vocabulary: int) -> int:
+    """How many tokens' logits, in float32, are computed at a time for a vocabulary of this size; see also `LinearHead`."""
+    return max(1, CHUNK_BYTES // (vocabulary * torch.float32.itemsize))
 
 
 def token_logprobs(

@@ -206,7 +206,7 @@ class Learner:
             finite = math.isfinite(loss) and math.isfinite(norm)
             if finite:
                 self.optimizer.step()
-            self.optimizer.zero_grad(set_to_none=False)
+            self.optimizer.zero_grad()  # to None: the next gradients are kept where they are made
         metrics.put("loss", loss)
         if not finite:
             self._skip(metrics, step, loss, norm)

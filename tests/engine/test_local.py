@@ -7,6 +7,7 @@ from concurrent.futures import Future
 import pytest
 import torch
 
+from partita.engine import decoder
 from partita.engine.api import Completion, Draw, Request, Sampling
 from partita.engine.local import LocalEngine
 from partita.engine.text import decode
@@ -105,6 +106,15 @@ def test_equal_requests_in_float32_give_equal_bits(tiny, start):
     requests = [r for p, prompt in enumerate(PROMPTS) for r in _group(prompt, Sampling(12, stop_ids=(9,)), p, 2)]
     first, second = (_results(start(tiny(dtype=torch.float32)).submit(requests)) for _ in range(2))
     assert first == second
+
+
+@pytest.mark.parametrize("held_from", [5, 1000])
+def test_what_an_engine_did_before_changes_no_bit(tiny, start, monkeypatch, held_from):
+    monkeypatch.setattr(decoder, "HELD_FROM", held_from)
+    fresh, used = (start(tiny(dtype=torch.float32), context=200) for _ in range(2))
+    _results(used.submit(_group(PROMPTS[2] * 5, Sampling(120), 9, 6)))
+    requests = [r for p, prompt in enumerate(PROMPTS) for r in _group(prompt, Sampling(30, stop_ids=(9,)), p, 2)]
+    assert _results(used.submit(requests)) == _results(fresh.submit(requests))
 
 
 def test_a_prompt_is_computed_once_per_group_and_finished_slots_leave_at_once(tiny, start):

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 
 from partita.ops import linear_head
 from partita.ops.linear_head import LinearHead
-from partita.ops.logprobs import chunk_tokens, token_logprobs
+from partita.ops.logprobs import token_logprobs
 
 RULES = [(1.0, None), (0.5, None), (1.0, 2.0), (0.7, 3.0)]
 
@@ -149,7 +149,26 @@ def test_no_tokens_give_no_values_and_a_zero_gradient():
 
 
 def test_narrow_logits_come_in_larger_chunks():
-    assert chunk_tokens(151936, torch.bfloat16) == 2 * chunk_tokens(151936) + 1 == 165
+    head = LinearHead(torch.zeros(151936, 1))
+    with torch.autocast("cpu", torch.bfloat16):
+        assert head.chunk_tokens == 662
+    assert head.chunk_tokens == 331
+    assert LinearHead(torch.zeros(1, 1).expand(1 << 30, 1)).chunk_tokens == 1
+
+
+@pytest.mark.parametrize(("chunk", "products"), [(64, 1), (32, 3), (24, 5)])
+def test_logits_of_the_last_chunk_are_computed_once(chunk, products):
+    """By the profiler's count of products as wide as the vocabulary; a second backward pass computes all of them again and
+    gives the same.
+    """
+    weight_VD, hidden_TD = (normal(i, n, 16, dtype=torch.float32).requires_grad_() for i, n in ((1, 50), (2, 64)))
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], record_shapes=True) as seen:
+        logprobs_T, _ = token_logprobs(LinearHead(weight_VD), hidden_TD, torch.zeros(64, dtype=torch.long), chunk=chunk)
+        first = torch.autograd.grad(logprobs_T.sum(), [weight_VD, hidden_TD], retain_graph=True)
+    wide = [e for e in seen.events() if e.name == "aten::mm" and e.input_shapes[1] == [16, 50]]
+    assert len(wide) == products
+    again = torch.autograd.grad(logprobs_T.sum(), [weight_VD, hidden_TD])
+    assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
 
 
 def test_logits_of_one_chunk_exist_at_a_time():
