@@ -23,7 +23,7 @@ from itertools import count, product
 from statistics import median
 
 from results import FOLDER, PAIRS, Line, compare, enough, share, write
-from workers import Answer, Worker, Workers, in_turns
+from workers import Answer, Worker, Workers, in_turns, note
 
 from partita.models.embedded import embedded_folder
 
@@ -77,7 +77,7 @@ class Comparison:
         """Our step of the next pair, in a process that starts for it and ends after it."""
         with Workers() as workers:
             worker = workers.start(sys.executable, "ours_step.py", *where, str(next(steps)), *own)
-            versions |= workers.versions
+            note(versions, workers.versions)
             return taken(name, worker)
 
     def lines(self, runs: Runs) -> list[Line]:

@@ -98,8 +98,15 @@ class Workers:
         print(f"starting {' '.join([script, *arguments])}", flush=True)
         worker = Worker(python, script, *arguments, environment=environment)
         self._stack.callback(worker.close)
-        self.versions |= worker.versions
+        note(self.versions, worker.versions)
         return worker
+
+
+def note(versions: dict[str, str], more: Mapping[str, str]) -> None:
+    """Add what another environment has installed; of a package in two versions both are named."""
+    for name, number in more.items():
+        known = versions.get(name, number)
+        versions[name] = known if number in known.split(" and ") else f"{known} and {number}"
 
 
 def in_turns(pairs: int, sides: Mapping[K, Callable[[], T]]) -> dict[K, list[T]]:
