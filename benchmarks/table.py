@@ -47,7 +47,7 @@ class Goal:
 
 
 MEMORY = (round(1 / 0.6, 2), round(1 / 0.4, 2))  # 0.6 and 0.4 of the peer's
-PRODUCTS = "two thirds of our step are matrix products at nine tenths of the machine's rate"
+PRODUCTS = "products alone are two thirds and more of learning and of decoding (the rows of the bound)"
 NARROW = "attention, norms, positions and sampling are hundreds of small operations a step around narrow products"
 GOALS = (
     Goal("step fixed short", "trl bf16", 3.5, 5, why=PRODUCTS), Goal("step fixed long", "trl bf16", 6, 8.5, why=PRODUCTS),

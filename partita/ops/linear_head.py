@@ -163,10 +163,8 @@ class _LinearLogprobs(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:  # pyright: ignore
         hidden_TD, weight_VD, bias_V, target_T, lse_T, entropy_T = ctx.saved_tensors
         kept_CV, ctx.kept_CV = ctx.kept_CV, None  # gradients will take the place of these logits
-        chunks, through = (
-            _Chunks(hidden_TD, weight_VD, bias_V, ctx.rule, kept_CV),
-            ctx.rule.scale / ctx.rule.temperature,
-        )
+        chunks = _Chunks(hidden_TD, weight_VD, bias_V, ctx.rule, kept_CV)
+        through = ctx.rule.scale / ctx.rule.temperature
         push_T, push_entropy_T = (None if grad is None else grad * through for grad in grads)
         push = _Push(target_T, lse_T, entropy_T, torch.zeros_like(lse_T) if push_T is None else push_T, push_entropy_T)
         wants_hidden, wants_weight, wants_bias = ctx.needs_input_grad[:3]
