@@ -1,9 +1,8 @@
 """Our side of `step.py`: whole GRPO steps of a real run, one for each question. What is timed is `partita.loop` itself.
 
-usage (by the driver): ours_step.py MODEL short|long fixed|natural EARLIER float32|bfloat16 [KEY=VALUE ...]
+usage (by the driver): ours_step.py MODEL short|long fixed|natural SKIPPED float32|bfloat16 [KEY=VALUE ...]
 
-EARLIER: steps that are taken after the warm-up and before the first question; a process that starts late catches up with its
-peer, in prompts and in what the policy has learned.
+SKIPPED: steps whose prompts are left out at the beginning; a process that starts late works on its peer's prompts.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from itertools import count
 from pathlib import Path
 
 from workers import Desk
-from workload import WARM_UP, WORKLOADS, alternating, rows
+from workload import LEARNING_RATES, WARM_UP, WORKLOADS, alternating, rows
 
 from partita.build import build
 from partita.engine.local import LocalEngine
@@ -55,15 +54,16 @@ class Over(Exception):
     """The driver has no more questions: the run ends here, without its export."""
 
 
-def config_of(folder: Path, model: str, workload: str, kind: str, dtype: str, *keys: str) -> RunConfig:
+def config_of(folder: Path, model: str, workload: str, kind: str, skipped: int, dtype: str, *keys: str) -> RunConfig:
     """A run of the quickstart's kind on the workload's rows, in their order, with TRL's defaults where they matter."""
     load, data = WORKLOADS[workload], folder / "rows.jsonl"
-    data.write_text("".join(json.dumps(row) + "\n" for row in rows(load)), encoding="utf-8")
+    left = rows(load)[skipped * load.prompts :]
+    data.write_text("".join(json.dumps(row) + "\n" for row in left), encoding="utf-8")
     words = [
         f"actor.path={model}", f"actor.dtype={dtype}", f"rollout.dtype={dtype}", f"output_dir={folder}",
         f"train_dataset.path={data}", f"train_dataset.batch_size={load.prompts}", "train_dataset.shuffle=false",
         f"gconfig.n_samples={load.samples}", f"gconfig.max_new_tokens={load.new_tokens}", "gconfig.temperature=1.0",
-        f"reward.functions=[{REWARD}:contains_answer]", "actor.optimizer.lr=1e-5", "actor.entropy_coef=0.0",
+        f"reward.functions=[{REWARD}:contains_answer]", f"actor.optimizer.lr={LEARNING_RATES[kind]}", "actor.entropy_coef=0.0",
         "actor.kl_loss_coef=0.0", "total_train_steps=100000", "report.console=quiet", *keys,
     ]  # fmt: skip
     if kind == "fixed":
@@ -72,22 +72,22 @@ def config_of(folder: Path, model: str, workload: str, kind: str, dtype: str, *k
     return load_run_config([QUICKSTART], words).value
 
 
-def gate(run: Run, desk: Desk, alone: int) -> None:
-    """Let the loop wait for a question before each step but the first `alone`, and answer it when the step is finished."""
+def gate(run: Run, desk: Desk) -> None:
+    """Let the loop wait for a question before each step but those of the warm-up, and answer it when the step is finished."""
     steps, questions, engine = run.remaining, desk.questions(), run.engine
     assert isinstance(engine, LocalEngine), "no other engine tells where its seconds went"
 
     def remaining() -> Iterator[int]:
         for step in steps():
-            if step == alone:
+            if step == WARM_UP:
                 desk.ready()
-            if step >= alone and next(questions, None) is None:
+            if step >= WARM_UP and next(questions, None) is None:
                 raise Over
             before = asdict(engine.stats())
             began = run.step_began = time.perf_counter()
             yield step
             seconds = time.perf_counter() - began
-            if step >= alone:
+            if step >= WARM_UP:
                 spent = {name: value - before[name] for name, value in asdict(engine.stats()).items()}
                 desk.answer({"seconds": seconds, "engine": spent, **told(run, step + 1)})
 
@@ -113,11 +113,11 @@ def told(run: Run, step: int) -> dict:
     }  # fmt: skip
 
 
-async def serve(config: RunConfig, kind: str, desk: Desk, earlier: int) -> None:
+async def serve(config: RunConfig, kind: str, desk: Desk) -> None:
     """Train until the driver has no more questions."""
     workflow = Alternating() if kind == "fixed" else None
     with suppress(Over), build(config, Extras(workflow=workflow)) as run:
-        gate(run, desk, WARM_UP + earlier)
+        gate(run, desk)
         await train(run)
 
 
@@ -125,9 +125,9 @@ def main() -> None:
     """Warm-up, then a step for each question."""
     desk = Desk()
     with tempfile.TemporaryDirectory() as folder:
-        model, workload, kind, earlier, dtype, *keys = sys.argv[1:]
-        config = config_of(Path(folder), model, workload, kind, dtype, *keys)
-        asyncio.run(serve(config, kind, desk, int(earlier)))
+        model, workload, kind, skipped, dtype, *keys = sys.argv[1:]
+        config = config_of(Path(folder), model, workload, kind, int(skipped), dtype, *keys)
+        asyncio.run(serve(config, kind, desk))
 
 
 if __name__ == "__main__":

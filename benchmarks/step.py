@@ -5,9 +5,9 @@ usage: python benchmarks/step.py [--pairs 5] [--only fixed natural short long bf
 Workloads: short (8 prompts x 8 samples, about 45 prompt tokens, 32 new) and long (4 x 8, about 300, 64). Kinds: fixed
 (every response forced to the full length, rewards that make every group mixed, nothing skipped: pure speed) and natural
 (responses end where the policy ends them, rewards as the task gives them; tokens stand beside the ratio). A comparison
-loads TRL in one precision; after two warm-up steps it takes one step a pair. Ours starts anew for every pair and first takes the
-steps that TRL has taken, on the same prompts, so that both policies have learned as long: on `long` TRL needs most of 24 GiB, and
-two processes that stay would not fit.
+loads TRL in one precision; after two warm-up steps it takes one step a pair. Ours starts anew for every pair, takes two warm-up
+steps and then the step of TRL's prompts: on `long` TRL needs most of 24 GiB, and two processes that stay would not fit. In natural
+rows the learning rate is 1e-9 on both sides, so that both sample from the policy as it was loaded.
 --only keeps the comparisons whose kind, workload and precision are all named (a dimension of which none is named is whole).
 --quick: one pair, nothing written.
 """
@@ -30,8 +30,6 @@ from partita.models.embedded import embedded_folder
 DTYPES = {"bf16": "bfloat16", "fp32": "float32"}
 DIMENSIONS = (("fixed", "natural"), ("short", "long"), ("bf16", "fp32"))
 SKIP = "actor.skip_dead_samples"
-# An entropy bonus too small to matter: every sample passes through the model, also where all rewards of a step are equal.
-NOTHING_SKIPPED = (f"{SKIP}=false", "actor.entropy_coef=1e-9")
 PEER = "trl"
 FILE = FOLDER / "step.jsonl"
 
@@ -57,7 +55,7 @@ class Comparison:
             return found | ({f"{name} fp32": ("float32",)} if self.precision == "fp32" else {})
         dtype, suffix = DTYPES[self.precision], " fp32" if self.precision == "fp32" else ""
         return {
-            name + suffix: (dtype, *NOTHING_SKIPPED),
+            name + suffix: (dtype, f"{SKIP}=false"),
             f"{name}{suffix}, dead samples skipped": (dtype, f"{SKIP}=true"),
         }
 

@@ -16,7 +16,7 @@ import transformers
 from datasets import Dataset
 from trl import GRPOConfig, GRPOTrainer
 from workers import Desk
-from workload import WARM_UP, WORKLOADS, alternating, contains_answer, rows
+from workload import LEARNING_RATES, WARM_UP, WORKLOADS, alternating, contains_answer, rows
 
 
 def natural_reward(completions, answer, **_) -> list[float]:
@@ -63,8 +63,9 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         config = GRPOConfig(
             output_dir=folder, per_device_train_batch_size=samples, num_generations=load.samples,
-            max_completion_length=load.new_tokens, learning_rate=1e-5, lr_scheduler_type="constant", max_steps=10_000,
-            logging_steps=1, bf16=dtype == "bfloat16", gradient_checkpointing=False, report_to=[], save_strategy="no",
+            max_completion_length=load.new_tokens, learning_rate=LEARNING_RATES[kind], lr_scheduler_type="constant",
+            max_steps=10_000, logging_steps=1, save_strategy="no", report_to=[],
+            bf16=dtype == "bfloat16", gradient_checkpointing=False,
             beta=0.0, temperature=1.0, use_cpu=True, dataloader_pin_memory=False, shuffle_dataset=False,
             model_init_kwargs={"dtype": "float32"}, disable_tqdm=True,
             generation_kwargs={"min_new_tokens": load.new_tokens} if kind == "fixed" else None,

@@ -28,6 +28,9 @@ from partita.models.attention import Layout, Rule, attend_masked
 # Coarser steps of length would read more padding, finer ones would lay the memory out anew more often.
 LENGTH_BITS = 4
 
+# Scores of one layer's prefill that two products and a softmax handle in cache.
+FEW_SCORES = 1 << 22
+
 Store = Callable[[int, Tensor, Tensor], tuple[Tensor, Tensor]]
 
 
@@ -324,19 +327,38 @@ class PrefillLayout:
 
     def __init__(self) -> None:
         self._allowed: dict[int | None, Tensor] = {}
+        self._bias: dict[tuple[int | None, torch.Size], Tensor] = {}
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, rule: Rule) -> Tensor:
-        """See `Layout`."""
+        """See `Layout`. Short prompts by two batched products on a CPU, where the fused kernel takes twice as long for them."""
         window = None if rule.window is None or rule.window >= q.shape[2] else rule.window
-        if window is None and rule.softcap is None and rule.sinks_H is None:
+        plain = rule.softcap is None and rule.sinks_H is None
+        if plain and q.device.type == "cpu" and q.shape[0] * q.shape[1] * q.shape[2] ** 2 <= FEW_SCORES:
+            return self._by_products(q, k, v, Rule(rule.scaling, None, window, None))
+        if window is None and plain:
             grouped = q.shape[1] != k.shape[1]
             out = F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=rule.scaling, enable_gqa=grouped)
             return out.transpose(1, 2)
         if window not in self._allowed:
-            at = torch.arange(q.shape[2], device=q.device)
-            behind = at[:, None] - at
-            self._allowed[window] = (behind >= 0 if window is None else (behind >= 0) & (behind < window))[None, None]
+            self._allowed[window] = _seen(q, window)[None, None]
         return attend_masked(q, k, v, self._allowed[window], rule).transpose(1, 2)
+
+    def _by_products(self, q: Tensor, k: Tensor, v: Tensor, rule: Rule) -> Tensor:
+        """The query heads of one key head are stacked, so that nothing is copied per query head."""
+        rows, heads, queries, width = q.shape
+        scores = _scores(q.reshape(rows * k.shape[1], -1, width), k.flatten(0, 1), rule)
+        if (rule.window, scores.shape) not in self._bias:
+            bias_QL = scores.new_zeros(queries, queries).masked_fill_(~_seen(q, rule.window), -torch.inf)
+            self._bias[rule.window, scores.shape] = bias_QL.repeat(scores.shape[1] // queries, 1)
+        weights = scores.add_(self._bias[rule.window, scores.shape]).softmax(-1)
+        return torch.bmm(weights, v.flatten(0, 1)).view(rows, heads, queries, -1).transpose(1, 2)
+
+
+def _seen(q: Tensor, window: int | None) -> Tensor:
+    """[Q, Q] bool: which key each query sees."""
+    at = torch.arange(q.shape[2], device=q.device)
+    behind = at[:, None] - at
+    return behind >= 0 if window is None else (behind >= 0) & (behind < window)
 
 
 def _scores(q_RFD: Tensor, k_RLD: Tensor, rule: Rule) -> Tensor:

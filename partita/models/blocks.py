@@ -2,10 +2,11 @@
 
 A block holds one unit per prefix, and as many rows side by side in each: one long prefix and some of its rows, or many
 short prefixes and all of theirs. A prefix's keys meet the queries of all its rows in one product per key head and are
-never copied per row; each row's own keys meet that row's queries; one softmax runs over both. Only queries, keys and
-values are kept for the backward pass, which computes the weights again, so memory grows with tokens and time with
-tokens times what they see. Nothing is computed across rows or behind a window. Scores are rounded to the precision of
-the queries before a softmax that computes in float32 at least, as in Hugging Face's eager attention.
+never copied per row; each row's own keys meet that row's queries; one softmax runs over both. Queries, keys and values
+are kept for the backward pass, and the weights only where they are fewer numbers than these: else it computes them
+again, so memory grows with tokens and time with tokens times what they see. Nothing is computed across rows or behind a
+window. Scores are rounded to the precision of the queries before a softmax that computes in float32 at least, as in
+Hugging Face's eager attention.
 
 Shapes: N model-input tokens, U units of a block, R rows of a unit, Q tokens of its longest row, S = U R Q slots (of one
 block, or of all), C queries of one step, L keys that a step sees: some of the prefix, then some own ones, then one
@@ -97,9 +98,9 @@ class Slots:
         x_XD = self.take(x_NHD)
         return x_XD.index_fill_(0, self._padding, 0) if len(self._padding) else x_XD
 
-    def put(self, x_XD: Tensor, like_NHD: Tensor) -> Tensor:
-        """What `take` took, [K S, G D] -> [N, H, D]."""
-        return x_XD.index_select(0, self._back).view(like_NHD.shape[0], like_NHD.shape[1], -1)
+    def put(self, x_XD: Tensor, shape: torch.Size) -> Tensor:
+        """What `take` took, [K S, G D] -> [N, H, D], of the first two of this shape."""
+        return x_XD.index_select(0, self._back).view(*shape[:2], -1)
 
     def views(self, x_XD: Tensor) -> list[Tensor]:
         """[K, U R, Q, G D] of each block."""
@@ -150,6 +151,11 @@ class Step:
         if not self.prefix or self.block.shared is None:
             return [own]
         return [of_blocks[self.block.shared].flatten(0, 1)[:, self.prefix_first :], own]
+
+    def scores(self, heads: int, groups: int, sinks: bool) -> torch.Size:
+        """[K U R, C G, L] for so many key heads, L rounded up to whole vectors."""
+        width = self.keys + sinks
+        return torch.Size([heads * self.block.rows, (self.end - self.first) * groups, -(-width // LANES) * LANES])
 
     def alone(self, often: Set[int]) -> list[bool]:
         """Whether no other step sees what this one sees of each side, given the blocks that several see."""
@@ -214,6 +220,11 @@ class Work:
         shared = {step.block.shared for step in self.steps if step.block.shared is not None}
         return shared | {step.at for step in self.steps if not step.whole}
 
+    def weights(self, heads: int, key_heads: int) -> int:
+        """How many attention weights there are."""
+        sinks = self.rule.sinks_H is not None
+        return sum(step.scores(key_heads, heads // key_heads, sinks).numel() for step in self.steps)
+
 
 def attend_blocks(q: Tensor, k: Tensor, v: Tensor, work: Work) -> Tensor:
     """[N, H, D], [N, K, D] x 2 -> [N, H, D of the values]; every token lies in one block."""
@@ -223,28 +234,27 @@ def attend_blocks(q: Tensor, k: Tensor, v: Tensor, work: Work) -> Tensor:
 class _Attend(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, sinks_H: Tensor | None, work: Work) -> Tensor:
-        ctx.save_for_backward(q, k, v, sinks_H)
-        ctx.work = work
-        q_X, k_X, v_X = (work.slots.take(x) for x in (q, k, v))
-        out_X = q_X.new_empty(len(q_X), q.shape[1] // k.shape[1] * v.shape[2])
-        for slab in _slabs(work, q.shape[1], k.shape[1], sinks_H, (q_X, k_X, v_X)):
-            slab.forward(out_X)
-        return work.slots.put(out_X, q)
+        given = cast("tuple[Tensor, Tensor, Tensor]", tuple(work.slots.take(x) for x in (q, k, v)))
+        out_X = q.new_empty(len(given[0]), q.shape[1] // k.shape[1] * v.shape[2])
+        few = work.rule.softcap is None and work.weights(q.shape[1], k.shape[1]) <= sum(x.numel() for x in given)
+        keeps = few and any(ctx.needs_input_grad)
+        kept = [slab.forward(out_X, keeps) for slab in _slabs(work, q.shape[1], k.shape[1], sinks_H, given)]
+        ctx.save_for_backward(*given, sinks_H, *(weights for of_slab in kept for weights in of_slab))
+        ctx.work, ctx.heads, ctx.shapes = work, (q.shape[1], k.shape[1]), (q.shape, k.shape, v.shape)
+        return work.slots.put(out_X, q.shape)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        q, k, v, sinks_H = ctx.saved_tensors
-        slots = ctx.work.slots
-        q_X, k_X, v_X = (slots.take(x) for x in (q, k, v))
+        q_X, k_X, v_X, sinks_H, *weights = ctx.saved_tensors
+        slots, given, kept = ctx.work.slots, (q_X, k_X, v_X), iter(weights)
         grad_X = slots.take_gradient(grads[0])
-        d_q, d_k, d_v = (torch.empty_like(x) for x in (q_X, k_X, v_X))
-        d_sinks = [
-            slab.backward(grad_X, d_q, d_k, d_v)
-            for slab in _slabs(ctx.work, q.shape[1], k.shape[1], sinks_H, (q_X, k_X, v_X))
-        ]
+        found = (torch.empty_like(q_X), torch.empty_like(k_X), torch.empty_like(v_X))
+        heads, key_heads = ctx.heads
+        d_sinks = [slab.backward(grad_X, found, kept) for slab in _slabs(ctx.work, heads, key_heads, sinks_H, given)]
         d_sinks_H = None if sinks_H is None else torch.cat(d_sinks).to(sinks_H.dtype)
-        return slots.put(d_q, q), slots.put(d_k, k), slots.put(d_v, v), d_sinks_H, None
+        d_q, d_k, d_v = (slots.put(d, shape) for d, shape in zip(found, ctx.shapes, strict=True))
+        return d_q, d_k, d_v, d_sinks_H, None
 
 
 def _slabs(
@@ -269,23 +279,36 @@ class _Slab:
         self.heads = some.stop - some.start
         self.queries, self.keys, self.values = (self._of_blocks(x) for x in given)
         self.often = work.often()
-        self.spaces = given[0].new_empty(2, max(self._shape(step).numel() for step in work.steps))
+        self.spaces = given[0].new_empty(
+            2, max(step.scores(self.heads, self.groups, self.sinks is not None).numel() for step in work.steps)
+        )
 
-    def forward(self, out: Tensor) -> None:
-        """Fill `out` [K S, G D]."""
-        out_b = self._of_blocks(out)
+    def forward(self, out: Tensor, keeps: bool) -> list[Tensor]:
+        """Fill `out` [K S, G D]; the weights of each step where they are to be kept."""
+        out_b, kept = self._of_blocks(out), list[Tensor]()
         for step in self.work.steps:
-            weights, _ = self._weights(step, step.queries(self.queries, self.groups))
+            space = (
+                out.new_empty(step.scores(self.heads, self.groups, self.sinks is not None))
+                if keeps
+                else self._space(step, 1)
+            )
+            weights, _ = self._weights(step, step.queries(self.queries, self.groups), space)
             self._sum(step, weights, self.values, step.queries(out_b, self.groups))
+            kept += [weights] if keeps else []
+        return kept
 
-    def backward(self, grad: Tensor, d_q: Tensor, d_k: Tensor, d_v: Tensor) -> Tensor:
-        """Fill the gradients of queries, keys and values, given that of the output; gives that of the sinks [H]."""
-        grad_b, d_q_b, d_k_b, d_v_b = (self._of_blocks(x) for x in (grad, d_q, d_k, d_v))
+    def backward(self, grad: Tensor, found: tuple[Tensor, Tensor, Tensor], kept: Iterator[Tensor]) -> Tensor:
+        """Fill the gradients of queries, keys and values, given that of the output and, where they were kept, the next
+        weights; gives that of the sinks [H].
+        """
+        grad_b, d_q_b, d_k_b, d_v_b = (self._of_blocks(x) for x in (grad, *found))
         d_keys, d_values = self._sums(d_k_b), self._sums(d_v_b)
         d_sinks = grad.new_zeros(self.heads, self.groups, dtype=_wide(grad))
         for step in self.work.steps:
             q, g = step.queries(self.queries, self.groups), step.queries(grad_b, self.groups)
-            weights, slope = self._weights(step, q)
+            weights, slope = next(kept, None), None
+            if weights is None:
+                weights, slope = self._weights(step, q, self._space(step, 1))
             self._spread(step, weights, g, d_values, 1.0)
             d_scores = self._d_scores(step, weights, g)
             if self.sinks is not None:
@@ -308,9 +331,9 @@ class _Slab:
         """Where gradients of each block's keys or values gather: wide and zero where more than one step adds to them."""
         return [torch.zeros_like(x, dtype=_wide(x)) if at in self.often else x for at, x in enumerate(given)]
 
-    def _weights(self, step: Step, q: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Softmax weights [K U R, C G, L], and the slope of the soft-cap at each score."""
-        scores, weights = self._space(step, 0), self._space(step, 1)
+    def _weights(self, step: Step, q: Tensor, weights: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Softmax weights [K U R, C G, L], written to the last of the arguments, and the slope of the soft-cap at each score."""
+        scores = self._space(step, 0)
         self._meet(step, q, self.keys, scores, self.rule.scaling)
         seen, slope = scores[..., : step.keys], None
         if self.rule.softcap is not None:
@@ -366,13 +389,8 @@ class _Slab:
                 x.add_(part.transpose(1, 2), alpha=factor)
 
     def _space(self, step: Step, which: int) -> Tensor:
-        shape = self._shape(step)
+        shape = step.scores(self.heads, self.groups, self.sinks is not None)
         return self.spaces[which, : shape.numel()].view(shape)
-
-    def _shape(self, step: Step) -> torch.Size:
-        queries = (step.end - step.first) * self.groups
-        width = step.keys + (self.sinks is not None)
-        return torch.Size([self.heads * step.block.rows, queries, -(-width // LANES) * LANES])
 
 
 def _fold(x_BMD: Tensor, batch: int) -> Tensor:

@@ -251,7 +251,10 @@ class LeanModel:
         for index, both in enumerate(zip(self._modules.layers, self._windows, strict=True)):
             self._layers[index : index + 1] = [layer(*both)]  # in place: old and new weights never stand side by side
         self._table_VD = own(self._modules.embed_tokens.weight)
-        self._last_norm, self._logits = norm(self._modules.norm), product(self._head)
+        tied, bias_V = self._head.weight is self._modules.embed_tokens.weight, self._head.bias
+        head_VD = self._table_VD if tied else own(self._head.weight)
+        self._last_norm = norm(self._modules.norm)
+        self._logits = self._product(head_VD, None if bias_V is None else own(bias_V))
 
 
 @dataclass(frozen=True)

@@ -24,9 +24,13 @@ from partita.models.layout import PackedLayout
 from partita.models.plain import PlainState, decode, hidden_states, prefill
 from partita.ops.linear_head import LinearHead
 from partita.ops.logprobs import Side, chunk_tokens, full_kl, token_logprobs
-from partita.ops.packing import Packed
+from partita.ops.packing import Packed, filled
 
 Kind = Literal["packed", "plain"]
+
+# Products on a CPU take up to a fifth longer where the number of tokens has no divisor that suits their blocks: of all
+# counts from 2,048 to 2,440 no multiple of 20 was slow.
+TOKENS = 20
 
 
 @dataclass(frozen=True)
@@ -130,6 +134,8 @@ class PackedModel(nn.Module):
         return other._side(packed, fixed=True)
 
     def _hidden(self, packed: Packed, device: torch.device) -> Tensor:
+        if device.type == "cpu":
+            packed = filled(packed, TOKENS)
         hidden_ND = self.backbone(
             input_ids=packed.ids_N[None].to(device),
             position_ids=packed.position_N[None].to(device),

@@ -1,5 +1,7 @@
 """Model input without padding: a group's common prefix once, then what each of its rows adds.
 
+A row ends before its last trained token: that one, and what comes after it, is seen by nothing that is trained.
+
 Shapes: N model-input tokens, T trained tokens, R rows, G groups in a micro-batch.
 Left out: attention. `models.packed` turns the spans below into masks; nothing here knows about layers.
 """
@@ -7,7 +9,7 @@ Left out: attention. `models.packed` turns the spans below into masks; nothing h
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain, compress
 from typing import NamedTuple
 
@@ -59,7 +61,8 @@ def common_prefix(rows: Sequence[list[int]]) -> int:
 
 
 def pack(samples: Sequence[Sequence[Row]], group_of_sample: Sequence[int]) -> Packed:
-    """Pack samples (each one or more rows) of any groups; samples of one group share its longest common id prefix.
+    """Pack samples (each one or more rows) of any groups; samples of one group share the longest common id prefix of what is
+    needed of their rows.
 
     Raises ValueError for a row without tokens or whose first token is trained: nothing could predict it.
     """
@@ -68,14 +71,15 @@ def pack(samples: Sequence[Sequence[Row]], group_of_sample: Sequence[int]) -> Pa
         by_group.setdefault(group, []).extend((s, row) for row in rows)
     ids, tape, prefixes, laid = list[int](), list[Span](), list[Span](), list[_Laid]()
     for members in filter(None, by_group.values()):
-        shared = common_prefix([row.ids for _, row in members])
+        inputs = [needed(row) for _, row in members]
+        shared = common_prefix(inputs)
         prefixes.append(Span(len(ids), shared, 0))
         tape.append(prefixes[-1])
-        ids += members[0][1].ids[:shared]
-        for s, row in members:
-            laid.append(_Laid(s, row, len(prefixes) - 1, Span(len(ids), len(row.ids) - shared, shared)))
+        ids += inputs[0][:shared]
+        for (s, row), given in zip(members, inputs, strict=True):
+            laid.append(_Laid(s, row, len(prefixes) - 1, Span(len(ids), len(given) - shared, shared)))
             tape.append(laid[-1].own)
-            ids += row.ids[shared:]
+            ids += given[shared:]
     source_T, target_T = _trained(laid, prefixes)
     offset_N = np.repeat([span.start - span.position for span in tape], [span.length for span in tape])
     return Packed(
@@ -86,6 +90,28 @@ def pack(samples: Sequence[Sequence[Row]], group_of_sample: Sequence[int]) -> Pa
         prefix_of_row=tuple(one.prefix for one in laid),
         source_T=source_T,
         target_T=target_T,
+    )
+
+
+def needed(row: Row) -> list[int]:
+    """The ids of a row up to the one that predicts its last trained token; all of them where none is trained."""
+    last = next((at for at in range(len(row.trained) - 1, -1, -1) if row.trained[at]), len(row.ids))
+    return list(row.ids[:last])
+
+
+def filled(packed: Packed, multiple: int) -> Packed:
+    """The same with a last row that nobody reads, a prefix of its own before it, where N is no multiple of this."""
+    there = len(packed.ids_N)
+    more = -there % multiple
+    if not more:
+        return packed
+    return replace(
+        packed,
+        ids_N=torch.cat([packed.ids_N, packed.ids_N[:1].expand(more)]),
+        position_N=torch.cat([packed.position_N, torch.arange(more)]),
+        prefixes=(*packed.prefixes, Span(there, 0, 0)),
+        rows=(*packed.rows, Span(there, more, 0)),
+        prefix_of_row=(*packed.prefix_of_row, len(packed.prefixes)),
     )
 
 
@@ -131,8 +157,9 @@ def micro_batches(samples: Sequence[Sequence[Row]], group_of_sample: Sequence[in
         by_group.setdefault(group, []).append(s)
     groups: list[tuple[int, list[_Piece]]] = []
     for members in by_group.values():
-        shared = common_prefix([row.ids for s in members for row in samples[s]])
-        groups.append((shared, [_Piece(sum(len(row.ids) - shared for row in samples[s]), [s]) for s in members]))
+        inputs = {s: [needed(row) for row in samples[s]] for s in members}
+        shared = common_prefix([ids for of_sample in inputs.values() for ids in of_sample])
+        groups.append((shared, [_Piece(sum(len(ids) - shared for ids in inputs[s]), [s]) for s in members]))
 
     def joined(cut: Callable[[Sequence[_Piece], int], list[_Piece]]) -> list[_Piece]:
         parts = ((shared, part) for shared, own in groups for part in cut(own, budget - shared))

@@ -87,7 +87,7 @@ class Acted:
 
 @dataclass(frozen=True)
 class StepAgain:
-    """One optimizer step. loss: computed again, None for a dead step; acted likewise."""
+    """One optimizer step. loss: computed again, None where nothing was computed; acted likewise."""
 
     taken: OptimizerStep
     loss: float | None
@@ -177,7 +177,7 @@ def _step_again(batch: Batch, algorithm: Algorithm, index: int, taken: Optimizer
     mini = weighed(batch.select(taken.samples), algorithm, taken.unmoved)
     moving_S = algorithm.moving_S(mini)
     gone = [place for place, sample in enumerate(taken.samples) if sample in set(taken.left_out)]
-    if bool(moving_S.any()) != (taken.current is not None) or bool(moving_S[gone].any()):
+    if bool(moving_S.any()) is (taken.outcome == "dead") or bool(moving_S[gone].any()):
         return StepAgain(taken, None, Difference(f"{name} whether there was something to learn", math.inf, 0.0), None)
     loss = replay(batch, algorithm, taken)
     if loss is None:

@@ -76,7 +76,8 @@ class ActorConfig(AlgorithmKeys):
     )
     skip_dead_samples: bool = key(
         True,
-        "samples that add nothing to the gradient do not pass through the model; metrics of the loss are then over the others",
+        "samples that add nothing to the gradient do not pass through the model; metrics of the loss are then over the others. "
+        "false: all pass through it, also where nothing of a step moves and it is not taken",
     )
     max_nonfinite_steps: int = key(
         3, "skipped optimizer steps in a row (loss or gradient not finite) that end the run", ge=1

@@ -117,7 +117,6 @@ class Learner:
         metrics.put("lr", rate)
         if not rollout.rows:  # the filter left nothing
             metrics.count("dead_steps")
-        whole = whole or not self.config.skip_dead_samples
         against, unmoved = self._against(algorithm), True
         for epoch in range(self.config.ppo_epochs):
             split = (self.config.ppo_n_minibatches, self.config.minibatch_split, (self.seed, step, epoch))
@@ -125,9 +124,13 @@ class Learner:
                 mini = rollout.select(chosen)
                 mini = mini.with_batch(weighed(mini.batch, algorithm, unmoved))
                 now = replace(against, old=None) if unmoved else against
-                computed_S = _computed(mini.batch, algorithm, whole, metrics)
+                moving_S = algorithm.moving_S(mini.batch)
+                moves = bool(moving_S.any())
+                everything = not self.config.skip_dead_samples or (whole and moves)
+                computed_S = torch.ones_like(moving_S) if everything else moving_S
+                _count(mini.batch, computed_S, metrics)
                 current, loss = self._accumulate(mini.select(_places(computed_S)), algorithm, now, metrics)
-                outcome = "dead" if current is None else self._move(loss, metrics, step)
+                outcome = self._move(loss, metrics, step) if moves else self._stay(metrics)
                 left_out = tuple(chosen[place] for place in _places(~computed_S))
                 steps.append(OptimizerStep(tuple(chosen), current, loss, outcome, unmoved, left_out))
                 unmoved = unmoved and outcome != "stepped"
@@ -175,7 +178,6 @@ class Learner:
             parts.append((chosen, detached(current)))
             losses.append(Loss(loss.value.detach(), loss.stats))
         if not losses:
-            metrics.count("dead_steps")
             return None, 0.0
         with self.timer.timed("forward_backward"):  # no number is read before: a device would be waited for
             total = sum(torch.stack([loss.value for loss in losses]).tolist())
@@ -215,6 +217,12 @@ class Learner:
         metrics.put("grad_norm", norm)
         metrics.count("optimizer_steps")
         return "stepped"
+
+    def _stay(self, metrics: Metrics) -> Outcome:
+        """Take no step where nothing could move; what passed through the model all the same left gradients of zero."""
+        self.optimizer.zero_grad()
+        metrics.count("dead_steps")
+        return "dead"
 
     def _skip(self, metrics: Metrics, step: int, loss: float, norm: float) -> None:
         self.skipped_in_a_row += 1
@@ -267,13 +275,11 @@ class Learner:
         self.skipped_in_a_row = state["skipped_in_a_row"]
 
 
-def _computed(batch: Batch, algorithm: Algorithm, whole: bool, metrics: Metrics) -> Tensor:
-    """[S] bool: the samples of a weighed minibatch that pass through the model; none where nothing can move.
+def _count(batch: Batch, computed_S: Tensor, metrics: Metrics) -> None:
+    """What of a weighed minibatch is left out.
 
     The weights have their denominators from all samples, so to leave one out that adds nothing to the sum is exact.
     """
-    moving_S = algorithm.moving_S(batch)
-    computed_S = torch.ones_like(moving_S) if whole and bool(moving_S.any()) else moving_S
     length_S, left_out_S = batch.length_S, (~computed_S).long()
     metrics.add(
         {
@@ -284,7 +290,6 @@ def _computed(batch: Batch, algorithm: Algorithm, whole: bool, metrics: Metrics)
     if bool(computed_S.any()):
         assert batch.weight_T is not None, "weights come before micro-batches"
         metrics.count("effective_tokens", float((batch.weight_T != 0).sum()))
-    return computed_S
 
 
 def _places(flag_S: Tensor) -> list[int]:

@@ -27,8 +27,8 @@ class OptimizerStep:
 
     current: what the policy said about the tokens of the others before the step, in that order, detached and on the CPU;
     None where nothing was computed. loss: the sum over the micro-batches. outcome: "stepped"; "skipped", as the loss or the
-    gradient was not finite; "dead", as nothing could move. unmoved: no earlier minibatch of the rollout batch had moved the
-    weights, so the policy's own log-prob was the clip centre.
+    gradient was not finite; "dead", as nothing could move, whether it passed through the model or not. unmoved: no earlier
+    minibatch of the rollout batch had moved the weights, so the policy's own log-prob was the clip centre.
     """
 
     samples: tuple[int, ...]
@@ -69,7 +69,7 @@ def as_computed(batch: Batch, algorithm: Algorithm, step: OptimizerStep) -> Batc
 
 
 def replay(batch: Batch, algorithm: Algorithm, step: OptimizerStep) -> Loss | None:
-    """The loss of a step once more, from the credited rollout batch; None for a dead step.
+    """The loss of a step once more, from the credited rollout batch; None where nothing was computed.
 
     Equal to `step.loss` up to the rounding of a sum that was taken over micro-batches.
     """

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from partita.ops.packing import common_prefix, micro_batches, pack
+from partita.ops.packing import Span, common_prefix, filled, micro_batches, pack
 from partita.records import Row
 
 
@@ -47,8 +47,8 @@ def test_common_prefix_is_what_all_rows_share_and_no_longer(rows):
 
 def test_a_prompt_is_stored_once_for_its_group():
     packed = pack([[row([7, 8, 1, 2], 2)], [row([7, 8, 3], 2)]], [0, 0])
-    assert packed.ids_N.tolist() == [7, 8, 1, 2, 3]
-    assert packed.position_N.tolist() == [0, 1, 2, 3, 2]
+    assert packed.ids_N.tolist() == [7, 8, 1]  # nothing is predicted from 2 and 3
+    assert packed.position_N.tolist() == [0, 1, 2]
     assert packed.prefix_of_row == (0, 0)
     assert pairs(packed) == [(8, 1, 1), (1, 2, 2), (8, 1, 3)]
 
@@ -60,13 +60,31 @@ def test_every_trained_token_is_predicted_by_the_one_before_it():
 
 def test_answers_that_begin_alike_share_their_beginning_too():
     packed = pack([[row([7, 1, 2], 1)], [row([7, 1, 3], 1)]], [0, 0])
-    assert packed.ids_N.tolist() == [7, 1, 2, 3]
+    assert packed.ids_N.tolist() == [7, 1]
     assert pairs(packed) == [(7, 0, 1), (1, 1, 2), (7, 0, 1), (1, 1, 3)]
+
+
+def test_a_row_ends_where_nothing_more_is_predicted_from_it():
+    """Tool output at the end of a row, too, is read by nobody."""
+    packed = pack([[row([7, 1, 50, 2, 51, 52], {1, 3})]], [0])
+    assert packed.ids_N.tolist() == [7, 1, 50]
+    assert pairs(packed) == [(7, 0, 1), (50, 2, 2)]
+    assert micro_batches([[row([7, 1, 50, 2, 51, 52], {1, 3})], [row([8, 8, 8, 8], 3)]], [0, 1], 6) == [[0, 1]]
+
+
+def test_filled_up_it_says_the_same_of_every_trained_token():
+    packed = pack([[row([7, 8, 1, 2], 2)], [row([7, 8, 3], 2)]], [0, 0])
+    full = filled(packed, 4)
+    assert full.ids_N.tolist() == [7, 8, 1, 7] and full.position_N.tolist() == [0, 1, 2, 0]
+    assert full.rows[:-1] == packed.rows and full.prefixes[:-1] == packed.prefixes
+    assert (full.rows[-1], full.prefixes[full.prefix_of_row[-1]]) == (Span(3, 1, 0), Span(3, 0, 0))
+    assert pairs(full) == pairs(packed)
+    assert filled(full, 4) is full
 
 
 def test_equal_samples_add_nothing_of_their_own():
     packed = pack([[row([7, 1], 1)], [row([7, 1], 1)]], [0, 0])
-    assert packed.ids_N.tolist() == [7, 1]
+    assert packed.ids_N.tolist() == [7]
     assert [span.length for span in packed.rows] == [0, 0]
     assert pairs(packed) == [(7, 0, 1), (7, 0, 1)]
 
@@ -80,7 +98,7 @@ def test_a_sample_of_several_rows_keeps_its_tokens_together_in_order():
     samples = [[row([7, 8, 1], 2), row([7, 9, 2], 2)], [row([7, 8, 3], 2)]]
     packed = pack(samples, [4, 4])
     assert packed.target_T.tolist() == [1, 2, 3]
-    assert packed.ids_N.tolist() == [7, 8, 1, 9, 2, 8, 3]  # only the first token is common to all three rows
+    assert packed.ids_N.tolist() == [7, 8, 9, 8]  # only the first token is common to all three rows
 
 
 def test_samples_may_come_in_any_order_of_groups():
@@ -104,7 +122,7 @@ def test_a_row_whose_first_trained_token_nothing_predicts_is_refused(bad):
 
 def test_budget_forms_micro_batches_by_tokens():
     lengths = [90, 10, 10, 10, 10, 10, 10, 10]
-    samples = [[row([i * 100 + j for j in range(n)], 1)] for i, n in enumerate(lengths)]
+    samples = [[row([i * 100 + j for j in range(n + 1)], 1)] for i, n in enumerate(lengths)]
     groups = list(range(8))
     assert micro_batches(samples, groups, 100) == [[0], [1, 2, 3, 4, 5, 6, 7]]  # 90 and 70, not 100 and 60
     assert micro_batches(samples, groups, 160) == [list(range(8))]
@@ -155,8 +173,8 @@ def test_a_packed_batch_says_of_each_token_what_its_row_says(drawn):
     for span, prefix, ids in zip(packed.rows, packed.prefix_of_row, rows, strict=True):
         before = packed.prefixes[prefix]
         at = [*range(before.start, before.start + before.length), *range(span.start, span.start + span.length)]
-        assert packed.ids_N[at].tolist() == ids
-        assert packed.position_N[at].tolist() == list(range(len(ids)))
+        assert packed.ids_N[at].tolist() == ids[:-1]
+        assert packed.position_N[at].tolist() == list(range(len(ids) - 1))
 
 
 def first_fit(sizes, budget):
@@ -174,21 +192,21 @@ def first_fit(sizes, budget):
 @given(st.lists(st.integers(2, 60), min_size=1, max_size=60), st.integers(60, 400))
 def test_micro_batches_are_no_more_than_first_fit_s_and_even(lengths, budget):
     """Where first fit had to be kept, all but one are more than half full."""
-    samples = [[row([1000 * i + j for j in range(n)], 1)] for i, n in enumerate(lengths)]
+    samples = [[row([1000 * i + j for j in range(n + 1)], 1)] for i, n in enumerate(lengths)]
     loads = [sum(lengths[s] for s in batch) for batch in micro_batches(samples, list(range(len(lengths))), budget)]
     assert max(loads) <= budget and len(loads) == len(first_fit(lengths, budget))
     assert max(loads) - min(loads) <= max(lengths) or sorted(loads)[1] * 2 > budget
 
 
 def test_a_large_group_is_cut_into_even_parts():
-    samples = [[row([7, 8, 9, i, i], 3)] for i in range(10, 17)]
+    samples = [[row([7, 8, 9, i, i, i], 3)] for i in range(10, 17)]
     # 3 + 2 for each; 5 and 2 would fit, too
     assert [len(batch) for batch in micro_batches(samples, [0] * 7, 13)] == [4, 3]
 
 
 def own(shared, lengths):
-    """A group: samples that share `shared` tokens and add so many of their own, no two alike."""
-    return [[row([*range(shared), *[1000 + i] * length], shared)] for i, length in enumerate(lengths)]
+    """A group: samples that share `shared` tokens and add so many of their own and a last one, no two alike."""
+    return [[row([*range(shared), *[1000 + i] * (length + 1)], shared)] for i, length in enumerate(lengths)]
 
 
 def test_a_large_group_is_cut_into_full_parts_where_that_leaves_room_for_others():
@@ -204,7 +222,9 @@ def test_a_large_group_is_cut_into_full_parts_where_that_leaves_room_for_others(
 def test_cut_groups_make_no_more_micro_batches_than_full_parts_do(lengths, shared, budget):
     samples = [sample for group in lengths for sample in own(shared, group)]
     groups = [g for g, group in enumerate(lengths) for _ in group]
-    prefix = {g: common_prefix([s[0].ids for s, of in zip(samples, groups, strict=True) if of == g]) for g in groups}
+    prefix = {
+        g: common_prefix([s[0].ids[:-1] for s, of in zip(samples, groups, strict=True) if of == g]) for g in groups
+    }
     pieces = []
     for g, group in enumerate(lengths):
         rest = [shared + length - prefix[g] for length in group]  # a sample alone is all prefix

@@ -162,12 +162,17 @@ def test_one_optimizer_step_needs_no_scoring_pass() -> None:
     assert learner().score(collate(groups(), seed=1, version=0), algorithm()).batch.prox_T is None
 
 
-def test_a_step_without_signal_is_dead_and_leaves_everything_as_it_was() -> None:
-    who, algo = learner(), algorithm()
+@pytest.mark.parametrize("skip", [True, False])
+def test_a_step_without_signal_is_dead_and_leaves_everything_as_it_was(skip: bool) -> None:
+    who, algo = learner(Reading(), skip_dead_samples=skip), algorithm()
     alike = [Group(0, Prompt("p", (2,), "", {}), [sample([3, 7], 0.7) for _ in range(8)])]
-    values = who.learn(credited(algo, alike), algo, 0)[0].as_dict()
-    assert values["dead_steps"] == 1 and "optimizer_steps" not in values
-    assert not who.model.table.any() and not who.optimizer.state  # type: ignore[attr-defined]
+    metrics, record = who.learn(credited(algo, alike), algo, 0)
+    values = metrics.as_dict()
+    assert values["dead_steps"] == 1 and "optimizer_steps" not in values and record.steps[0].outcome == "dead"
+    assert not who.model.table.any() and who.model.table.grad is None and not who.optimizer.state  # type: ignore[attr-defined]
+    passed = record.steps[0].current
+    assert (passed is None) is skip is not bool(who.model.seen)  # type: ignore[attr-defined]
+    assert ("entropy" in values) is not skip and values["skipped_samples"] == skip
 
 
 def test_samples_without_a_reward_are_not_trained_on() -> None:
