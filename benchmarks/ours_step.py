@@ -88,6 +88,7 @@ def gate(run: Run, desk: Desk) -> None:
             yield step
             seconds = time.perf_counter() - began
             if step >= WARM_UP:
+                run.reporter.wait()  # what is told is read from its files
                 spent = {name: value - before[name] for name, value in asdict(engine.stats()).items()}
                 desk.answer({"seconds": seconds, "engine": spent, **told(run, step + 1)})
 

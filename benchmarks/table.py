@@ -52,7 +52,7 @@ NARROW = "attention, norms, positions and sampling are hundreds of small operati
 GOALS = (
     Goal("step fixed short", "trl bf16", 3.5, 5, why=PRODUCTS), Goal("step fixed long", "trl bf16", 6, 8.5, why=PRODUCTS),
     Goal("step natural short", "trl bf16", 5, 7, why=f"few responses end early, so it is nearly the fixed step; {PRODUCTS}"),
-    Goal("step natural long", "trl bf16", 9, 12, why=f"our policy wrote half again as many tokens; {PRODUCTS}"),
+    Goal("step natural long", "trl bf16", 9, 12, why=f"a third is decode steps, as many as the longest response has; {PRODUCTS}"),
     Goal("memory fixed long", "trl bf16", *MEMORY),
     Goal("overhead fixed short", "outside model and optimizer", 0.12, 0.06, "share", highest=True),
     Goal("overhead fixed long", "outside model and optimizer", 0.12, 0.06, "share", highest=True),

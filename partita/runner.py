@@ -187,7 +187,8 @@ class Run:
         self.step_began = time.perf_counter()
 
     def save(self, step: int) -> None:
-        """Write a checkpoint."""
+        """Write a checkpoint, after the records of all steps before it."""
+        self.reporter.wait()
         keep = self.config.checkpoint.keep_last
         root = self.folder / CHECKPOINTS
         save_checkpoint(root, step, self.learner.model, self.learner.optimizer, self.state_dict(step), keep)
@@ -247,9 +248,9 @@ class Run:
 
     def _keep(self, step: int, rollout: RolloutBatch) -> None:
         """The numbers of the step, for `partita replay`."""
-        if self.reporter.batches is not None:
+        if self.reporter.keeps_numbers:
             setting = setting_of(step, self.progress.index, self.phase.config, self.algorithm, self.applied)
-            self.reporter.batches.write(step, *saved(setting, rollout, self.record))
+            self.reporter.numbers(step, *saved(setting, rollout, self.record))
 
     @property
     def _watched(self) -> bool:

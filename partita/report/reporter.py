@@ -1,5 +1,6 @@
 """One call per finished step: the metrics line, the samples, the trackers and the console.
 
+The console shows a step at once; files and trackers take it in a thread of their own, so that no step waits for them.
 Left out: when a step is finished and what its metrics are; the loop and `report.metrics` know.
 """
 
@@ -9,12 +10,14 @@ import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
 from partita.records import Group
+from partita.report.background import Background
 from partita.report.config import ReportConfig
 from partita.report.console import Console
 from partita.report.records import RunSummary, StepRecord, sample_rows, view_group
@@ -34,16 +37,14 @@ class RunFacts:
 
 
 class Reporter:
-    """Owns the files of a run's report and its console. Touches no file before `start`.
-
-    batches: takes the numbers of each step after `step`; None where none are kept, and before `start`.
-    """
+    """Owns the files of a run's report and its console. Touches no file before `start`."""
 
     def __init__(self, config: ReportConfig, run: RunFacts) -> None:
         self.config, self.run = config, run
         self.sinks: list[Sink] = []
         self.samples: SampleSink | None = None
-        self.batches: BatchSink | None = None
+        self.batches: BatchSink | None = None  # where numbers are kept, from the start on
+        self.background = Background()
         self.console = Console(config.console, run.total_steps, run.title, sample_every=config.sample_every)
         self._warned = warnings.showwarning
 
@@ -66,18 +67,39 @@ class Reporter:
         self.console.start(facts, read_metrics(self.run.folder / "metrics.jsonl"))
 
     def step(self, record: StepRecord, groups: Sequence[Group], advantages_T: Tensor | None) -> None:
-        """Keep and show a step. `advantages_T` belongs to the samples of `groups` in order."""
-        for sink in self.sinks:
-            sink.step(record)
-        if self.samples is not None and self.samples.due(record.step):
-            self.samples.write(record.step, sample_rows(groups, advantages_T))
+        """Keep and show a step. `advantages_T` belongs to the samples of `groups` in order.
+
+        Raises what keeping an earlier one failed with.
+        """
+        self.background.do(partial(self._keep, record, groups, advantages_T))
         self.console.step(record)
         if groups and self.console.sample_due(record.step):
             group = max(groups, key=_spread)  # the group that teaches most is the one worth reading
             self.console.sample(view_group(group, _best(group)))
 
+    def _keep(self, record: StepRecord, groups: Sequence[Group], advantages_T: Tensor | None) -> None:
+        for sink in self.sinks:
+            sink.step(record)
+        if self.samples is not None and self.samples.due(record.step):
+            self.samples.write(record.step, sample_rows(groups, advantages_T))
+
+    @property
+    def keeps_numbers(self) -> bool:
+        """Whether `numbers` are wanted."""
+        return self.batches is not None
+
+    def numbers(self, step: int, tensors: Mapping[str, Tensor], header: Mapping[str, Any]) -> None:
+        """Keep the numbers of a step, after it. Nobody may change the tensors any more."""
+        if self.batches is not None:
+            self.background.do(partial(self.batches.write, step, tensors, header))
+
+    def wait(self) -> None:
+        """Until all that is to be kept is on the disk. Raises what failed."""
+        self.background.wait()
+
     def finish(self, commands: Mapping[str, str], results: Sequence[str] = ()) -> None:
         """Draw the curve, say what was reached and what to do next."""
+        self.wait()
         points = [
             (float(r.step), r.metrics["reward/mean"]) for r in self.console.view.records if "reward/mean" in r.metrics
         ]
@@ -91,7 +113,8 @@ class Reporter:
         with ExitStack() as closing:  # one that fails does not keep the others open
             for sink in self.sinks:
                 closing.callback(sink.close)
-            self.console.close()
+            closing.callback(self.console.close)
+            self.background.close()
 
 
 def _spread(group: Group) -> float:

@@ -19,6 +19,7 @@ from typing import Any, Protocol
 from safetensors.torch import save
 from torch import Tensor
 
+from partita.ops.threads import release_threads
 from partita.report.config import ReportConfig
 from partita.report.records import StepRecord
 from partita.report.trackers import open_tracker
@@ -144,6 +145,7 @@ class BatchSink:
         path = self.folder / f"step_{step:06d}.safetensors"
         # copies: two streams may be one tensor, which the format refuses
         own = {name: value.detach().cpu().contiguous().clone() for name, value in tensors.items()}
+        release_threads()
         write_atomic(path, save(own, {HEADER: strict_json(header)}))
         for old, file in numbered(self.folder, BATCH_FILE):
             if self.keep is not None and old <= step - self.keep:

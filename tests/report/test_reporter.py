@@ -2,6 +2,7 @@
 
 import os
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ from partita.records import Group, Prompt, Sample
 from partita.report.config import ReportConfig
 from partita.report.records import StepRecord
 from partita.report.reporter import Reporter, RunFacts
-from partita.report.sinks import open_sinks, read_samples
+from partita.report.sinks import open_sinks, read_metrics, read_samples
 from partita.report.trackers import MissingTrackerError, require_trackers
 
 
@@ -63,6 +64,51 @@ def test_numbers_are_kept_from_the_start_on_unless_none_are_wanted(tmp_path: Pat
     made.close()
     assert (made.batches is None) == (keep == 0)
     assert not late.exists()
+
+
+class Slow:
+    """A tracker whose network stalls until it is let go on, and then fails or not."""
+
+    def __init__(self, error: Exception | None = None) -> None:
+        self.free, self.error, self.seen = threading.Event(), error, list[int]()
+
+    def step(self, record: StepRecord) -> None:
+        assert self.free.wait(60)
+        if self.error is not None:
+            raise self.error
+        self.seen.append(record.step)
+
+    def close(self) -> None:
+        pass
+
+
+def test_no_step_waits_for_a_tracker_and_none_is_lost(tmp_path: Path) -> None:
+    made, slow = reporter(tmp_path), Slow()
+    made.start({})
+    made.sinks.append(slow)
+    for step in range(1, 6):
+        made.step(StepRecord(step, {}), [], None)  # would never return if it waited
+    assert slow.seen == []
+    slow.free.set()
+    made.wait()
+    assert slow.seen == [1, 2, 3, 4, 5]
+    assert [record.step for record in read_metrics(tmp_path / "metrics.jsonl")] == slow.seen
+    made.close()
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("report")]
+
+
+def test_what_could_not_be_kept_is_raised_before_the_next_checkpoint(tmp_path: Path) -> None:
+    made, broken = reporter(tmp_path), Slow(OSError(28, "No space left on device"))
+    made.start({})
+    made.sinks.append(broken)
+    broken.free.set()
+    made.step(StepRecord(1, {}), [], None)
+    with pytest.raises(OSError, match="No space left"):
+        made.wait()
+    made.step(StepRecord(2, {}), [], None)
+    with pytest.raises(OSError, match="No space left"):
+        made.close()
+    assert not open_files(tmp_path)
 
 
 class Stubborn:
