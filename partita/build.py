@@ -29,6 +29,7 @@ from partita.models.reference import check_reference
 from partita.models.selfcheck import decoding_copy
 from partita.ops.memory import keep_freed_memory
 from partita.records import Group
+from partita.report.metrics import Timer
 from partita.report.reporter import Reporter, RunFacts
 from partita.report.sinks import write_atomic
 from partita.report.trackers import require_trackers
@@ -44,6 +45,8 @@ from partita.tasks.prompt import Prompts, render_prompts
 from partita.tasks.reward import RewardRuntime
 from partita.tasks.settings import DatasetConfig
 from partita.train.checkpoint import latest_checkpoint, load_checkpoint
+from partita.train.config import CriticConfig
+from partita.train.critic import Critic, trained_beside
 from partita.train.learner import Learner
 
 
@@ -166,15 +169,17 @@ def build(config: RunConfig, extras: Extras, resume: Path | None = None) -> Iter
         prompts = prompts_of(config, made.train_rows, config.train_dataset, made.loaded, "train_dataset")
         steps = _total_steps(plan, len(prompts.prompts))
         workflow = extras.workflow or SingleTurn()
-        learner = _learner(config, made, steps, plan.needs)
-        state = load_checkpoint(newest, learner.model, learner.optimizer) if newest else None
+        critic = _critic(config, made, steps) if "values" in plan.needs else None
+        learner = _learner(config, made, steps, plan.needs, critic)
+        others = trained_beside(critic)
+        state = load_checkpoint(newest, learner.model, learner.stepper.optimizer, others) if newest else None
         folder, settings = resume or new_folder(config), plain(config)
         title = f"{config.experiment_name}/{folder.name}"
         run = Run(
             config, folder, made.loaded.tokenizer, learner, made.engine, _rollouts(config, made, workflow, prompts),
             tuple(_phase(one, extras.keep) for one in plan.stages), steps,
             Reporter(config.report, RunFacts(folder, title, steps, settings, state["step"] if state else 0)),
-            _eval_plan(config, made, workflow), extras.names, tuple(sorted(made.scorer.names)),
+            critic, _eval_plan(config, made, workflow), extras.names, tuple(sorted(made.scorer.names)),
         )  # fmt: skip
         if state:
             _restore(run, state, newest)
@@ -209,16 +214,40 @@ def _restore(run: Run, state: Mapping[str, Any], source: Path | None) -> None:
     run.publish(run.first_step)
 
 
-def _learner(config: RunConfig, made: Stage, steps: int, needs: frozenset[str]) -> Learner:
+def _learner(config: RunConfig, made: Stage, steps: int, needs: frozenset[str], critic: Critic | None) -> Learner:
     model = made.loaded.model
     reference = _reference(config, made, needs) if needs & REFERENCE else None
     if config.actor.gradient_checkpointing:
-        model.lm.activation_checkpointing_enable()
-        model.train()  # the families recompute in training mode only; every dropout is off
+        _recompute(model)
     return Learner(
         model, config.actor, compute_dtype(config.actor.dtype, made.device), config.gconfig.temperature, steps, config.seed,
-        reference=reference,
+        reference=reference, vf_coef=critic.config.vf_coef if critic is not None and critic.config.shared else None,
+        timer=Timer() if critic is None else critic.timer,
     )  # fmt: skip
+
+
+def _recompute(model: PackedModel) -> None:
+    model.lm.activation_checkpointing_enable()
+    model.train()  # the families recompute in training mode only; every dropout is off
+
+
+def _critic(config: RunConfig, made: Stage, steps: int) -> Critic:
+    """The policy with a value head, or a model of its own: the starting policy's weights, or others."""
+    section, path = config.critic or CriticConfig(), config.critic.path if config.critic else None
+    if section.shared:
+        model = made.loaded.model
+    elif path in (None, config.actor.path):
+        model = cast_copy(made.loaded.model, torch.float32)
+    else:
+        trust = config.actor.trust_remote_code
+        loaded = load_causal_lm(path, dtype=torch.float32, trust_remote_code=trust, device=made.device)
+        check_reference(made.loaded, loaded, whole_vocabulary=False)
+        model = loaded.model
+    model.add_value_head()
+    if section.gradient_checkpointing and not section.shared:
+        _recompute(model)
+    dtype = compute_dtype(config.actor.dtype if section.shared else section.dtype, made.device)
+    return Critic(model, section, dtype, steps, config.seed, config.actor.max_nonfinite_steps)
 
 
 def _reference(config: RunConfig, made: Stage, needs: frozenset[str]) -> PackedModel:

@@ -40,7 +40,7 @@ from partita.tasks.pool import PoolError
 from partita.tasks.prompt import PromptError
 from partita.tasks.reward import RewardErrors, RewardSetupError
 from partita.train.checkpoint import CheckpointError
-from partita.train.learner import LearnerError
+from partita.train.stepper import LearnerError
 from partita.trainer import QUICKSTART, PPOTrainer
 
 USER_ERRORS = (

@@ -47,6 +47,7 @@ def facts_of(run: Run, plan: Plan, loaded: LoadedModel, held_out: bool, notes: S
         "controllers": tuple(f"{name}: {_state(state)}" for name, state in run.controls.state_dict().items()),
         "scores": _scores(run.phase.config, run.algorithm),
         "reference": _reference(run),
+        "critic": _critic(run),
         "old policy": _old_copy(plan, parameters),
         "data": notes,
         **_reviewed(run, plan, held_out),
@@ -96,6 +97,18 @@ def _reference(run: Run) -> tuple[str, ...]:
     held = list(reference.parameters())
     where = run.config.ref.path if run.config.ref and run.config.ref.path else "the starting policy"
     return (f"{where}, {_word(held[0].dtype)}, {sum(p.nbytes for p in held) / MIB:.0f} MiB, for the KL term",)
+
+
+def _critic(run: Run) -> tuple[str, ...]:
+    """What it is made of and what it holds: master weights, gradients and two moments, all float32."""
+    critic = run.critic
+    if critic is None:
+        return ()
+    if critic.config.shared:
+        return (f"a value head on the policy, in one backward pass with it, weight {critic.config.vf_coef:g}",)
+    held = 4 * sum(p.nbytes for p in critic.model.parameters()) / MIB
+    warmup = f", alone for {critic.config.warmup_steps} steps" if critic.config.warmup_steps else ""
+    return (f"{critic.config.path or 'the starting policy'} with a value head, {held:.0f} MiB with optimizer{warmup}",)
 
 
 def _old_copy(plan: Plan, parameters: int) -> tuple[str, ...]:

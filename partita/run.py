@@ -106,7 +106,7 @@ class RunConfig:
         None, "the reference policy of KL terms; null uses the starting policy when a term needs one"
     )
     critic: CriticConfig | None = key(
-        None, "the model that tells how good a state is, for actor.credit: gae; this version does not train with one"
+        None, "the model that tells how good a state is, for actor.credit: gae; null makes one of the starting policy"
     )
     stages: list[StageConfig] = key_factory(list, "phases of the run, each with some keys changed; empty is one phase")
     train_dataset: DatasetConfig = key_factory(DatasetConfig, "rows to train on")
@@ -265,12 +265,7 @@ def refuse_untrainable(config: RunConfig, plan: Plan, *, own_workflow: bool) -> 
     problems: list[Problem] = []
     for index, stage in enumerate(plan.stages):
         needs, reason = stage.algorithm.needs, ""
-        if "values" in needs:
-            reason = (
-                "gae needs a critic. The mathematics of PPO with one is there (partita explain ppo), training it is not part "
-                "of this version; take actor.credit=outcome or reward_to_go"
-            )
-        elif "step_rewards" in needs and not own_workflow:
+        if "step_rewards" in needs and not own_workflow:
             reason = (
                 "process needs rewards of single steps, which only a workflow from Python gives "
                 "(PPOTrainer(config).train(workflow=...)); take actor.credit=outcome"

@@ -41,6 +41,7 @@ from partita.runfolder import CHECKPOINTS, EXPORT
 from partita.stages import Progress, carried, changes
 from partita.train.batch import RolloutBatch, collate
 from partita.train.checkpoint import save_checkpoint
+from partita.train.critic import Critic, trained_beside
 from partita.train.learner import Learner
 from partita.train.record import LearnRecord
 
@@ -95,6 +96,7 @@ class Run:
     phases: tuple[Phase, ...]
     steps: int
     reporter: Reporter
+    critic: Critic | None = None
     eval_plan: EvalPlan | None = None
     brought: Brought = field(default_factory=Brought)
     part_names: tuple[str, ...] = ()
@@ -145,7 +147,10 @@ class Run:
             rollout = rollout.with_batch(_with_parts(rollout, self.part_names))
         if "step_rewards" in needs and rollout.batch.step_rewards_T is None:  # no sample of the step has any
             rollout = rollout.with_batch(rollout.batch.with_(step_rewards_T=_nan(len(rollout.batch.seq_T))))
-        return self.learner.score(rollout, self.algorithm)
+        rollout = self.learner.score(rollout, self.algorithm)
+        if self.critic is not None and "values" in needs:
+            rollout = self.critic.score(rollout)
+        return rollout
 
     def credit(self, rollout: RolloutBatch) -> tuple[Algorithm, RolloutBatch]:
         """Give credit, and let the controllers move before and after it. The algorithm is that of the optimizer steps."""
@@ -158,10 +163,20 @@ class Run:
         return self._moved("after_credit", found.as_dict()), rollout
 
     def learn(self, rollout: RolloutBatch, algorithm: Algorithm, step: int) -> Metrics:
-        """All optimizer steps of a train step."""
+        """All optimizer steps of a train step, the critic's first: it learns alone while its warm-up lasts."""
         self.learner.total_steps = self._length(step)
         self.applied = self.controls.state_dict()
-        metrics, self.record = self.learner.learn(rollout, algorithm, step, whole=self._watched)
+        metrics, critic, warming = Metrics(), self.critic, False
+        if critic is not None and algorithm.value is not None and not critic.config.shared:
+            actor, critic.total_steps = self.phase.config.actor, self.learner.total_steps
+            metrics = critic.learn(rollout, algorithm, step, actor.ppo_epochs, actor.ppo_n_minibatches)
+            warming = step < critic.config.warmup_steps
+        if warming:
+            self.record = LearnRecord()
+            metrics.count("critic_only_steps")
+        else:
+            found, self.record = self.learner.learn(rollout, algorithm, step, whole=self._watched)
+            metrics.merge(found)
         return metrics
 
     def publish(self, version: int) -> None:
@@ -191,7 +206,8 @@ class Run:
         self.reporter.wait()
         keep = self.config.checkpoint.keep_last
         root = self.folder / CHECKPOINTS
-        save_checkpoint(root, step, self.learner.model, self.learner.optimizer, self.state_dict(step), keep)
+        learner, state = self.learner, self.state_dict(step)
+        save_checkpoint(root, step, learner.model, learner.stepper.optimizer, state, keep, trained_beside(self.critic))
 
     def state_dict(self, step: int) -> dict[str, Any]:
         """Everything beside tensors that a resumed run needs to go on as if it had not stopped."""
@@ -201,6 +217,7 @@ class Run:
             "rollouts": self.rollouts.state_dict(),
             "controls": self.controls.state_dict(),
             "learner": self.learner.state_dict(),
+            "critic": {} if self.critic is None else self.critic.state_dict(),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -213,6 +230,8 @@ class Run:
         self.rollouts.load_state_dict(state["rollouts"])
         self.controls.load_state_dict(state["controls"])
         self.learner.load_state_dict(state["learner"])
+        if self.critic is not None:
+            self.critic.load_state_dict(state["critic"])
 
     def end(self) -> None:
         """Export the model, also when a kill came between the last checkpoint and its export; say what to do next."""
@@ -299,7 +318,7 @@ class Run:
         """Seconds of the step by phase, and within the phases those of models and optimizer. What is neither is overhead;
         its share is known with an engine that counts its seconds.
         """
-        times = self.timer.take() | self.learner.timer.take()
+        times = self.timer.take() | self.learner.timer.take()  # which counts the critic's seconds too
         times["time/step"] = time.perf_counter() - self.step_began
         if isinstance(self.engine, Clocked):
             before, self.generated = self.generated, _generated(self.engine)

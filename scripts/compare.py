@@ -1,4 +1,4 @@
-"""Every preset that needs no critic, trained on the same tasks where they can differ: four optimizer steps per rollout batch.
+"""Every preset, trained on the same tasks where they can differ: four optimizer steps per rollout batch.
 
 usage: python scripts/compare.py [--parts tiny reasons lengths smollm2] [--only NAME ...] [--report]
 
@@ -33,7 +33,7 @@ from typing import Any
 import compare_report
 import tiny_task
 import torch
-from compare_report import PARTS, needs_critic
+from compare_report import PARTS
 from pages import ROOT
 
 from partita.algo.presets import PRESETS
@@ -59,6 +59,7 @@ TINY = (
     "rollout.dtype=float32", "actor.dtype=float32", "actor.optimizer.lr=3e-4", "reward.processes=1",
     "evaluator.n_prompts=400", "evaluator.temperature=1",
 )  # fmt: skip
+CRITIC = ("critic.dtype=float32", "critic.optimizer.lr=1e-3")  # a value head learns from zero
 # beside every run's own: metrics of the loss are over all samples, as when the first results were made
 WHOLE = "actor.skip_dead_samples=false"
 LARGER = ("actor.optimizer.lr=1e-5", "evaluator.n_prompts=100")
@@ -89,8 +90,7 @@ def jobs_of(parts: Sequence[str], seeds: Sequence[int] = SEEDS) -> list[Job]:
     """All runs of these parts, in the order of the tables."""
     found: list[Job] = []
     if "tiny" in parts:
-        presets = [name for name in PRESETS if not needs_critic(name)]
-        found += [Job("tiny", name, seed, _words(name, seed, TINY_STEPS, TINY)) for name in presets for seed in seeds]
+        found += [Job("tiny", name, seed, _words(name, seed, TINY_STEPS, TINY)) for name in PRESETS for seed in seeds]
     for part, variants, steps in (("reasons", REASONS, TINY_STEPS), ("lengths", LENGTHS, LONG_STEPS)):
         for arm, (preset, own) in variants.items() if part in parts else ():
             found += [Job(part, arm, seed, _words(preset, seed, steps, (*TINY, *own))) for seed in seeds]
@@ -101,8 +101,9 @@ def jobs_of(parts: Sequence[str], seeds: Sequence[int] = SEEDS) -> list[Job]:
 
 def _words(preset: str, seed: int, steps: int, own: Sequence[str]) -> tuple[str, ...]:
     patience = (PATIENCE,) if "dynamic_sampling" in PRESETS[preset] else ()
+    critic = CRITIC if PRESETS[preset].get("credit") == "gae" else ()
     given = (f"algorithm={preset}", f"seed={seed}", f"total_train_steps={steps}", f"evaluator.freq_steps={steps}")
-    return (*given, *ALL, *own, *patience)
+    return (*given, *ALL, *own, *critic, *patience)
 
 
 def run(job: Job, model: Path, threads: int) -> dict[str, Any]:

@@ -13,8 +13,6 @@ from typing import Any
 from compare_pictures import COLOURS, GREY, Layout, Panel, Series, panels_svg
 from pages import ROOT
 
-from partita.algo.presets import PRESETS
-
 PARTS = ("tiny", "reasons", "lengths", "smollm2")
 PAGES = {"en": ROOT / "docs" / "comparison.md", "zh": ROOT / "docs" / "zh" / "comparison.md"}
 FIRST, LAST = slice(0, 3), slice(-3, None)
@@ -27,22 +25,17 @@ WORDS = {
     "en": {
         "preset": "preset", "reward": "reward, first 3 steps → last 3", "worst": "gain (worst seed)", "held": "held-out",
         "clip": "tokens cut", "correct": "length, correct", "incorrect": "length, incorrect", "entropy": "entropy",
-        "kl": "KL of a step", "seconds": "s", "arm": "run", "what": "of", "steps": "steps {}–{}", "critic": "needs a critic",
+        "kl": "KL of a step", "seconds": "s", "arm": "run", "what": "of", "steps": "steps {}–{}",
         "score": "reward",
     },
     "zh": {
         "preset": "预设", "reward": "奖励，前 3 步 → 后 3 步", "worst": "提升（最差种子）", "held": "留出集",
         "clip": "被裁剪的词元", "correct": "长度，正确", "incorrect": "长度，错误", "entropy": "熵",
-        "kl": "每步 KL", "seconds": "秒", "arm": "训练", "what": "量", "steps": "第 {}–{} 步", "critic": "需要 critic",
+        "kl": "每步 KL", "seconds": "秒", "arm": "训练", "what": "量", "steps": "第 {}–{} 步",
         "score": "奖励",
     },
 }  # fmt: skip
 Line = Mapping[str, Any]
-
-
-def needs_critic(preset: str) -> bool:
-    """Whether a preset cannot be trained without a critic."""
-    return PRESETS[preset].get("credit") == "gae"
 
 
 def read(path: Path) -> dict[str, dict[str, Any]]:
@@ -85,10 +78,8 @@ def tables(lines: Mapping[str, Line], language: str) -> dict[str, str]:
     words, found = WORDS[language], dict[str, str]()
     for part in ("tiny", "reasons", "smollm2"):
         if measured := arms(lines, part):
-            critics = [name for name in PRESETS if needs_critic(name)] if part == "tiny" else []
             head = ("preset", "reward", "worst", "held", "clip", "correct", "incorrect", "entropy", "kl", "seconds")
             rows = [_row(arm, runs, words) for arm, runs in measured.items()]
-            rows += [[f"`{name}`", words["critic"], *[""] * (len(head) - 2)] for name in critics]
             found[part] = _table([words[name] for name in head], rows)
     if measured := arms(lines, "lengths"):
         head = [words["arm"], words["what"], *(words["steps"].format(*window) for window in WINDOWS)]

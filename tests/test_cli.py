@@ -11,6 +11,7 @@ from safetensors.torch import load_file
 from tiny_model import byte_tokenizer
 
 from partita.models.load import load_tokenizer
+from partita.report.sinks import read_metrics
 from partita.runfolder import run_config_of
 
 
@@ -184,14 +185,20 @@ def test_wrong_targets_are_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["ppo", "ppo_penalty", "areal_ppo"])
-def test_an_algorithm_with_a_critic_is_refused_and_explained(tmp_path: Path, words, name: str) -> None:
-    refused(
-        call("train", name, *words()),
-        "actor.credit: gae needs a critic",
-        "partita explain ppo",
-        "is not part of this version",
-    )
-    assert not (tmp_path / "runs").exists()
+def test_an_algorithm_with_a_critic_is_trained_and_explained(tmp_path: Path, words, name: str) -> None:
+    ended = call("train", name, *words(total_train_steps=2))
+    assert ended.code == 0, ended.err
+    (folder,) = (tmp_path / "runs" / "tiny").iterdir()
+    last = read_metrics(folder / "metrics.jsonl")[-1].metrics
+    assert {
+        "critic/loss",
+        "critic/lr",
+        "critic/grad_norm",
+        "critic/optimizer_steps",
+        "critic/value",
+        "critic/return",
+    } <= last.keys()
+    assert "critic" in ended.out and "the starting policy with a value head" in ended.out
     assert call("explain", name).code == 0
 
 
@@ -326,7 +333,7 @@ def test_a_run_that_diverges_ends_and_keeps_its_last_whole_checkpoint(tmp_path: 
 def test_weights_that_are_not_finite_are_never_saved(tmp_path: Path, words) -> None:
     saving = call("train", "grpo", *words(checkpoint__freq_steps=1, actor__optimizer__lr=1e38))
     assert saving.code == 1
-    assert "step 1: the weights are not finite and were not saved. Lower actor.optimizer.lr" in saving.err
+    assert "step 1: the weights of actor are not finite and were not saved. Lower actor.optimizer.lr" in saving.err
     sampling = call("train", "grpo", *words(trial_name="u", total_train_steps=3, actor__optimizer__lr=1e38))
     assert sampling.code == 1
     assert "cannot be sampled from" in sampling.err

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from tiny_model import byte_tokenizer
-from toy import CountedPrompts, FirstToken, TableEngine, TableModel
+from toy import CountedPrompts, FirstToken, TableCritic, TableEngine, TableModel
 
 from partita.algo.keys import (
     AdaptiveEntropyConfig,
@@ -36,7 +36,8 @@ from partita.runner import EvalPlan, Phase, Run
 from partita.stages import StageConfig, UntilConfig
 from partita.tasks.reward import Scored
 from partita.tasks.settings import DatasetConfig
-from partita.train.config import ActorConfig, OptimizerConfig
+from partita.train.config import ActorConfig, CriticConfig, OptimizerConfig
+from partita.train.critic import Critic
 from partita.train.learner import Learner
 
 SAMPLING = Sampling(max_new_tokens=4, stop_ids=(7,))
@@ -75,6 +76,10 @@ def made_of(config: RunConfig, folder: Path, reference: TableModel | None = None
     """The toy run of any config."""
     engine, model, scorer, steps = TableEngine(), TableModel(), FirstToken(), config.total_train_steps or 0
     prompts = tuple(Prompt(f"v{i}", (i,), "", {}) for i in range(3))
+    stages, critic = composed(config, (1.0,)).stages, None
+    if any("values" in one.algorithm.needs for one in stages):
+        section = config.critic or CriticConfig(optimizer=OptimizerConfig(lr=0.1, gradient_clipping=None))
+        critic = Critic(TableCritic(), section, torch.float32, steps, 1, 3)  # type: ignore[arg-type]
     filtered = Refill(lambda group: not is_zero_variance(group), 10, refill=False)
     return ToyRun(
         config, folder, byte_tokenizer(),
@@ -82,9 +87,9 @@ def made_of(config: RunConfig, folder: Path, reference: TableModel | None = None
         Rollouts(engine, SingleTurn(), CountedPrompts(), scorer, SAMPLING, 6, 1),
         tuple(
             Phase(one.config, one.algorithm, filtered if one.config.actor.dynamic_sampling else None)
-            for one in composed(config, (1.0,)).stages
+            for one in stages
         ),
-        steps, Reporter(ReportConfig(console="quiet"), RunFacts(folder, "toy", steps, {})),
+        steps, Reporter(ReportConfig(console="quiet"), RunFacts(folder, "toy", steps, {})), critic,
         EvalPlan(Evaluator(engine, SingleTurn(), scorer, 1), prompts, replace(SAMPLING, temperature=1.0)),
         part_names=("first",),
     )  # fmt: skip
@@ -95,7 +100,10 @@ def resumed(first: ToyRun, step: int, folder: Path) -> ToyRun:
     second = made_of(first.config, folder, first.learner.reference)  # type: ignore[arg-type]
     second.load_state_dict(json.loads(json.dumps(first.state_dict(step))))
     second.learner.model.load_state_dict(first.learner.model.state_dict())
-    second.learner.optimizer.load_state_dict(first.learner.optimizer.state_dict())
+    second.learner.stepper.optimizer.load_state_dict(first.learner.stepper.optimizer.state_dict())
+    if first.critic is not None and second.critic is not None:
+        second.critic.model.load_state_dict(first.critic.model.state_dict())
+        second.critic.stepper.optimizer.load_state_dict(first.critic.stepper.optimizer.state_dict())
     second.publish(step)
     return second
 
@@ -109,14 +117,12 @@ def run(made: ToyRun) -> list[dict]:
     return [json.loads(line) for line in (made.folder / "metrics.jsonl").read_text().splitlines()]
 
 
-CRITIC_FREE = [  # the rows of a matrix have no part that the papers' presets do not have
-    pytest.param(name, marks=pytest.mark.slow) if name.startswith("areal_") else name
-    for name in PRESETS
-    if keys_of(name).credit != "gae"
+EVERY = [  # the rows of a matrix have no part that the papers' presets do not have
+    pytest.param(name, marks=pytest.mark.slow) if name.startswith("areal_") else name for name in PRESETS
 ]
 
 
-@pytest.mark.parametrize("name", CRITIC_FREE)
+@pytest.mark.parametrize("name", EVERY)
 def test_every_preset_learns_the_toy_task(tmp_path: Path, name: str) -> None:
     lines = run(make(tmp_path, name, steps=20))
     rewards = [line["reward/mean"] for line in lines]

@@ -11,7 +11,6 @@ from running import Ended, call, settings
 
 from partita.algo.presets import PRESETS, keys_of
 
-CRITIC_FREE = [name for name in PRESETS if keys_of(name).credit != "gae"]
 TWICE = {"actor__ppo_epochs": 2, "actor__ppo_n_minibatches": 2, "actor__optimizer__lr": 0.003}
 
 
@@ -40,7 +39,7 @@ def same(ended: Ended) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", CRITIC_FREE)
+@pytest.mark.parametrize("name", PRESETS)
 def test_every_step_of_every_algorithm_comes_out_again(words, name: str) -> None:
     mixed = {"actor__dynamic_sampling__filter": "mixed_rewards"} if keys_of(name).dynamic_sampling else {}
     folder, outcomes = trained_as(name, words(total_train_steps=3, train_dataset__batch_size=4, **mixed)), list[str]()

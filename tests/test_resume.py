@@ -56,9 +56,9 @@ def straight(words) -> Path:
     return folder_of(words("straight"))
 
 
-def kill_after(step: int, words: list[str]) -> Path:
+def kill_after(step: int, words: list[str], preset: str = "grpo") -> Path:
     """Start a run and kill it as soon as its metrics have the line of `step`."""
-    process, folder = start("-m", "partita.cli", "train", "grpo", *words), folder_of(words)
+    process, folder = start("-m", "partita.cli", "train", preset, *words), folder_of(words)
     metrics, deadline = folder / "metrics.jsonl", time.monotonic() + 120
     while time.monotonic() < deadline and process.poll() is None:
         if metrics.exists() and metrics.read_bytes().count(b"\n") >= step:

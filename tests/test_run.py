@@ -74,13 +74,11 @@ def refused(*words: str, own_workflow: bool = False) -> str:
     return str(caught.value)
 
 
-@pytest.mark.parametrize("name", ["ppo", "ppo_penalty", "areal_ppo"])
-def test_an_algorithm_with_a_critic_composes_and_says_that_it_is_not_trained(name: str) -> None:
-    message = refused(f"algorithm={name}", "critic={}")
-    assert "actor.credit: gae needs a critic." in message
-    assert "partita explain ppo" in message
-    late = refused("algorithm=grpo", f"stages=[{{until: {{step: 2}}}}, {{set: {{algorithm: {name}}}}}]")
-    assert "stages[1]: with its keys set: actor.credit: gae needs a critic." in late
+def test_a_critic_that_is_the_policy_has_no_keys_of_a_model_of_its_own() -> None:
+    with pytest.raises(ConfigError, match=r"critic: shared=true has no model of its own, but path=somewhere"):
+        config("critic.shared=true", "critic.path=somewhere")
+    with pytest.raises(ConfigError, match=r"critic: shared=true with warmup_steps=2"):
+        config("critic.shared=true", "critic.warmup_steps=2")
 
 
 def test_step_rewards_come_from_a_workflow_only() -> None:

@@ -42,6 +42,18 @@ class TableModel(nn.Module):
         return Streams(chosen_T, -(log_TV.exp() * log_TV).sum(-1) if entropy else None, ref_T, old_T)
 
 
+class TableCritic(nn.Module):
+    """The worth of a state is that of its last token."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.worth = nn.Parameter(torch.zeros(VOCABULARY, dtype=torch.float64))
+
+    def values(self, packed: Packed, *, ends: bool = False) -> tuple[Tensor, Tensor | None]:
+        after_S = self.worth[packed.ids_N[packed.end_S]] if ends else None
+        return self.worth[packed.ids_N[packed.source_T]], after_S
+
+
 class TableEngine:
     """Samples from its own copy of the table, one uniform per token, and remembers every round it was given."""
 

@@ -28,7 +28,7 @@ from partita.algo.rows import RowRule, Rows
 from partita.algo.shape import RewardNorm, Shape
 from partita.algo.stats import Stats, correction_stats, iqr, loss_stats, mean_over
 from partita.algo.tokens import Current, Tokens, finite_samples, live_tokens, present
-from partita.algo.value import ValueLoss
+from partita.algo.value import ValueLoss, value_stats
 from partita.ops.segments import dense_ids, segment_all, segment_sum
 from partita.records import Batch
 
@@ -250,15 +250,15 @@ class Algorithm:
         return torch.where(weight_T != 0, -grad_T / torch.where(weight_T != 0, weight_T, 1.0), 0.0)
 
     def moving_S(self, batch: Batch) -> Tensor:
-        """[S] bool: the samples of an optimizer step, after `weights`, that can move anything: by a penalty or the critic's
-        loss on a weighted token, or by an advantage that its correction lets through.
+        """[S] bool: the samples of an optimizer step, after `weights`, that can move the policy: by a penalty on a weighted
+        token, or by an advantage that its correction lets through.
 
-        The others add exactly nothing to the losses and to their gradients, which are sums over samples.
+        The others add exactly nothing to the loss and to its gradient, which are sums over samples.
         """
         weighted_T = present(batch.weight_T, "weight_T") != 0
         unmoved = batch.prox_T is None and self.center.scored
         penalised = any(penalty.coef != 0 and not (unmoved and penalty.of_the_step) for penalty in self.penalties)
-        if penalised or self.value is not None:
+        if penalised:
             return self._any(weighted_T, batch)
         advantage_T = weighted_T & (present(batch.advantages_T, "advantages_T") != 0)
         if self.ratio.whole_sequence:  # its tokens share their advantages
@@ -266,6 +266,10 @@ class Algorithm:
         if batch.correction_T is not None:
             advantage_T = advantage_T & (batch.correction_T != 0)
         return self._any(advantage_T, batch)
+
+    def valued_S(self, batch: Batch) -> Tensor:
+        """[S] bool: the samples of an optimizer step, after `weights`, that the critic's loss reads."""
+        return self._any(present(batch.weight_T, "weight_T") != 0, batch)
 
     @staticmethod
     def _any(flag_T: Tensor, batch: Batch) -> Tensor:
@@ -290,6 +294,8 @@ class Algorithm:
             "advantage/abs": mean_over(advantages_T.abs(), valid_T),
             "advantage/iqr": mean_over(spread[None], batch.valid_S.any()[None].to(spread.device)),
         }
+        if batch.values_T is not None and batch.returns_T is not None:
+            found |= value_stats(batch.values_T, batch.returns_T, valid_T)
         if batch.entropy_T is not None:
             found["old_entropy"] = mean_over(batch.entropy_T, valid_T & torch.isfinite(batch.entropy_T))
         return found

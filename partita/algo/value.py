@@ -12,6 +12,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from partita.algo.stats import Stats, mean_over
+
 
 class ValueLoss(Protocol):
     """Loss of predicted values against returns."""
@@ -51,3 +53,18 @@ class ClippedSquare:
         if self.clip is None:
             return f"{half}(V - R)²"
         return f"{half}max((V - R)², (clip(V, V_old ± {self.clip:g}) - R)²)"
+
+
+def value_stats(values_T: Tensor, returns_T: Tensor, valid_T: Tensor) -> Stats:
+    """How well old values foretold the returns: 1 - Var(R - V) / Var(R) over valid tokens (1 is perfect, 0 no better than a
+    constant, below 0 worse), absent where all returns are equal; and the means of both.
+    """
+    value_N, return_N = (stream_T.to(torch.float64)[valid_T] for stream_T in (values_T, returns_T))
+    spread = return_N.var(correction=0) if len(return_N) else torch.zeros(())
+    known = spread > 0
+    explained = 1 - (return_N - value_N).var(correction=0) / spread if bool(known) else torch.zeros(())
+    return {
+        "critic/explained_variance": mean_over(explained[None], known[None]),
+        "critic/value": mean_over(values_T.to(torch.float64), valid_T),
+        "critic/return": mean_over(returns_T.to(torch.float64), valid_T),
+    }

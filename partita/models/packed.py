@@ -4,7 +4,7 @@ Nothing outside this floor calls a backbone or a head, so sharding hooks, adapte
 recomputation hold in one place. A model whose family cannot be packed is `kind="plain"`: same `forward`, other
 insides (`models.plain`).
 
-Shapes: N model-input tokens, T trained tokens, D hidden width, V vocabulary, B decode slots, Q tokens per slot in one
+Shapes: N model-input tokens, T trained tokens, S samples, D hidden width, V vocabulary, B decode slots, Q tokens per slot in one
 call.
 """
 
@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
@@ -38,13 +38,15 @@ class Streams:
     """What a forward gives for every trained token, float32 (float64 for float64 models), in nats.
 
     kl_full_ref_T is KL(π ‖ reference) and kl_full_old_T is KL(old ‖ π), both over the whole vocabulary; only π, the
-    model itself, gets a gradient. None where the forward was not asked for it.
+    model itself, gets a gradient. values_T is what the value head says of the state before each token, in the rewards'
+    unit. None where the forward was not asked for it.
     """
 
     logprobs_T: Tensor
     entropy_T: Tensor | None = None
     kl_full_ref_T: Tensor | None = None
     kl_full_old_T: Tensor | None = None
+    values_T: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -74,6 +76,7 @@ class PackedModel(nn.Module):
         self.lm: Any = causal_lm
         self.kind: Kind = kind
         self.padded, self.known_head = padded, known_head
+        self.value_head: nn.Linear | None = None
         self.rule = head_rule(self.lm.config.get_text_config())
 
     @property
@@ -87,10 +90,11 @@ class PackedModel(nn.Module):
         return next(self.lm.parameters()).device
 
     def forward(
-        self, packed: Packed, *, temperature: float, entropy: bool = False, against: Against | None = None
-    ) -> Streams:
-        """Log-probs (and entropies) of the trained tokens under the full softmax at `temperature`, and their divergence
-        from the models of `against`.
+        self, packed: Packed, *, temperature: float, entropy: bool = False, against: Against | None = None,
+        values: bool = False,
+    ) -> Streams:  # fmt: skip
+        """Log-probs (and entropies) of the trained tokens under the full softmax at `temperature`, their divergence from the
+        models of `against`, and values of the same states.
 
         Works under autocast; `packed` may lie on another device than the weights. Raises ValueError for a model of
         another vocabulary.
@@ -107,7 +111,39 @@ class PackedModel(nn.Module):
             ref_T = full_kl(own, self._fixed(against.reference, packed), chunk=chunk, temperature=temperature)
         if against is not None and against.old is not None:
             old_T = full_kl(self._fixed(against.old, packed), own, chunk=chunk, temperature=temperature)
-        return Streams(logprobs_T, entropy_T, ref_T, old_T)
+        values_T = None
+        if values:
+            states_TD = own.hidden_TD if self.known_head else self._states(packed)
+            values_T = self._valued(states_TD)
+        return Streams(logprobs_T, entropy_T, ref_T, old_T, values_T)
+
+    def values(self, packed: Packed, *, ends: bool = False) -> tuple[Tensor, Tensor | None]:
+        """What the value head says of the state before each trained token [T] and, if asked, of every sample's last state
+        [S], after all of its tokens; at least float32. The language-model head does not run.
+        """
+        places = [packed.source_T, packed.end_S] if ends else [packed.source_T]
+        found = self._valued(self._states(replace(packed, source_T=torch.cat(places))))
+        trained = len(packed.source_T)
+        return found[:trained], found[trained:] if ends else None
+
+    def add_value_head(self) -> None:
+        """One number per state beside the logits: a linear map of the last hidden state, zero at first, in float32."""
+        width = self.lm.config.get_text_config().hidden_size
+        self.value_head = nn.Linear(width, 1, bias=False, device=self.device)
+        nn.init.zeros_(self.value_head.weight)
+
+    def _valued(self, states_TD: Tensor) -> Tensor:
+        if self.value_head is None:
+            raise ValueError("values were asked of a model without a value head; add_value_head comes first")
+        weight_1D = self.value_head.weight
+        with torch.autocast(states_TD.device.type, enabled=False):  # one row of weights: rounding would gain nothing
+            return nn.functional.linear(states_TD.to(weight_1D.dtype), weight_1D)[:, 0]
+
+    def _states(self, packed: Packed, *, logits: bool = False) -> Tensor:
+        """Last hidden states [T, D] at `source_T`, on whichever path the model runs; logits [T, V] if asked of a plain one."""
+        if self.kind == "packed":
+            return self._hidden(packed, self.device)
+        return hidden_states(self.lm, packed, padded=self.padded, logits=logits)
 
     @property
     def vocabulary(self) -> int:
@@ -117,10 +153,7 @@ class PackedModel(nn.Module):
     def _side(self, packed: Packed, fixed: bool = False) -> Side:
         """The head, and the hidden states [T, D] that predict the trained tokens."""
         with torch.set_grad_enabled(torch.is_grad_enabled() and not fixed):
-            if self.kind == "packed":
-                hidden_TD = self._hidden(packed, self.device)
-            else:
-                hidden_TD = hidden_states(self.lm, packed, padded=self.padded, logits=not self.known_head)
+            hidden_TD = self._states(packed, logits=not self.known_head)
         return Side(self._head if self.known_head else _identity, hidden_TD, fixed)
 
     def _fixed(self, other: PackedModel, packed: Packed) -> Side:

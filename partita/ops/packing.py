@@ -1,6 +1,7 @@
 """Model input without padding: a group's common prefix once, then what each of its rows adds.
 
-A row ends before its last trained token: that one, and what comes after it, is seen by nothing that is trained.
+A row ends before its last trained token: that one, and what comes after it, is seen by nothing that is trained. Whoever reads
+the state after a whole row asks for whole rows.
 
 Shapes: N model-input tokens, T trained tokens, R rows, G groups in a micro-batch.
 Left out: attention. `models.packed` turns the spans below into masks; nothing here knows about layers.
@@ -36,7 +37,7 @@ class Packed:
     prefixes: one span per group. rows: one span per row, holding what the row adds after its prefix (its length may
     be 0); prefix_of_row: which prefix it follows. source_T: index into N of the token whose hidden state predicts
     trained token t; target_T: that token's id. T runs over samples in the order given, then over their rows, then
-    over tokens.
+    over tokens. end_S: index into N of the last token of each sample; 0 for a sample without rows.
     """
 
     ids_N: Tensor
@@ -46,6 +47,7 @@ class Packed:
     prefix_of_row: tuple[int, ...]
     source_T: Tensor
     target_T: Tensor
+    end_S: Tensor
 
 
 def common_prefix(rows: Sequence[list[int]]) -> int:
@@ -60,9 +62,9 @@ def common_prefix(rows: Sequence[list[int]]) -> int:
     return min(len(first), len(last))
 
 
-def pack(samples: Sequence[Sequence[Row]], group_of_sample: Sequence[int]) -> Packed:
+def pack(samples: Sequence[Sequence[Row]], group_of_sample: Sequence[int], *, whole: bool = False) -> Packed:
     """Pack samples (each one or more rows) of any groups; samples of one group share the longest common id prefix of what is
-    needed of their rows.
+    needed of their rows. whole: everything is, as `end_S` will be read.
 
     Raises ValueError for a row without tokens or whose first token is trained: nothing could predict it.
     """
@@ -71,7 +73,7 @@ def pack(samples: Sequence[Sequence[Row]], group_of_sample: Sequence[int]) -> Pa
         by_group.setdefault(group, []).extend((s, row) for row in rows)
     ids, tape, prefixes, laid = list[int](), list[Span](), list[Span](), list[_Laid]()
     for members in filter(None, by_group.values()):
-        inputs = [needed(row) for _, row in members]
+        inputs = [needed(row, whole) for _, row in members]
         shared = common_prefix(inputs)
         prefixes.append(Span(len(ids), shared, 0))
         tape.append(prefixes[-1])
@@ -90,12 +92,13 @@ def pack(samples: Sequence[Sequence[Row]], group_of_sample: Sequence[int]) -> Pa
         prefix_of_row=tuple(one.prefix for one in laid),
         source_T=source_T,
         target_T=target_T,
+        end_S=torch.as_tensor(np.array(_ends(laid, prefixes, len(samples)), np.int64)),
     )
 
 
-def needed(row: Row) -> list[int]:
-    """The ids of a row up to the one that predicts its last trained token; all of them where none is trained."""
-    last = next((at for at in range(len(row.trained) - 1, -1, -1) if row.trained[at]), len(row.ids))
+def needed(row: Row, whole: bool) -> list[int]:
+    """The ids of a row up to the one that predicts its last trained token; all of them where none is trained, or if whole."""
+    last = None if whole else next((at for at in range(len(row.trained) - 1, -1, -1) if row.trained[at]), None)
     return list(row.ids[:last])
 
 
@@ -125,6 +128,15 @@ class _Laid:
     own: Span
 
 
+def _ends(laid: Sequence[_Laid], prefixes: Sequence[Span], samples: int) -> list[int]:
+    """For each sample the index into N of the last token of its last row."""
+    end_S = [0] * samples
+    for one in laid:
+        last = one.own if one.own.length else prefixes[one.prefix]
+        end_S[one.sample] = last.start + last.length - 1
+    return end_S
+
+
 def _trained(laid: Sequence[_Laid], prefixes: Sequence[Span]) -> tuple[Tensor, Tensor]:
     """For each trained token, sample by sample: the index into N of the token before it, and its id."""
     if any(not one.row.ids or one.row.trained[0] for one in laid):
@@ -144,20 +156,22 @@ def _trained(laid: Sequence[_Laid], prefixes: Sequence[Span]) -> tuple[Tensor, T
     return torch.as_tensor(source_T), torch.as_tensor(np.fromiter(target, np.int64))
 
 
-def micro_batches(samples: Sequence[Sequence[Row]], group_of_sample: Sequence[int], budget: int) -> list[list[int]]:
+def micro_batches(
+    samples: Sequence[Sequence[Row]], group_of_sample: Sequence[int], budget: int, *, whole: bool = False
+) -> list[list[int]]:
     """Sample indices per micro-batch, at most `budget` model-input tokens each (shared prefixes counted once), in as few
     micro-batches as first fit needs, their loads evened out.
 
     Groups stay whole where they fit; a group that does not fit is cut between samples, each part with its prefix: into
     even parts, or into full ones where what then remains makes fewer micro-batches. A sample larger than the budget is
-    alone. The order is a function of the input only.
+    alone. whole: rows are packed whole. The order is a function of the input only.
     """
     by_group: dict[int, list[int]] = {}
     for s, group in enumerate(group_of_sample):
         by_group.setdefault(group, []).append(s)
     groups: list[tuple[int, list[_Piece]]] = []
     for members in by_group.values():
-        inputs = {s: [needed(row) for row in samples[s]] for s in members}
+        inputs = {s: [needed(row, whole) for row in samples[s]] for s in members}
         shared = common_prefix([ids for of_sample in inputs.values() for ids in of_sample])
         groups.append((shared, [_Piece(sum(len(ids) - shared for ids in inputs[s]), [s]) for s in members]))
 

@@ -137,7 +137,8 @@ def compute_again(config: RunConfig, saved: SavedStep) -> Again:
     }
     there = {name: pair for name, pair in pairs.items() if pair[0] is not None or pair[1] is not None}
     credit = tuple(_difference(name, *pair) for name, pair in there.items())
-    steps = tuple(_step_again(batch, algorithm, i, taken) for i, taken in enumerate(saved.record.steps))
+    shared = config.critic is not None and config.critic.shared
+    steps = tuple(_step_again(batch, algorithm, i, taken, shared) for i, taken in enumerate(saved.record.steps))
     return Again(config, algorithm, controls, batch, credit, steps)
 
 
@@ -172,10 +173,11 @@ def act(algorithm: Algorithm, batch: Batch, taken: OptimizerStep) -> Acted | Non
     return Acted(taken, mini, None if without else ratio_M, held_M & tokens.live_T, coefficient_M)
 
 
-def _step_again(batch: Batch, algorithm: Algorithm, index: int, taken: OptimizerStep) -> StepAgain:
+def _step_again(batch: Batch, algorithm: Algorithm, index: int, taken: OptimizerStep, shared: bool) -> StepAgain:
+    """shared: the policy is the critic too, and what only that learns from passed through the model as well."""
     name = f"optimizer step {index + 1}:"
     mini = weighed(batch.select(taken.samples), algorithm, taken.unmoved)
-    moving_S = algorithm.moving_S(mini)
+    moving_S = algorithm.moving_S(mini) | algorithm.valued_S(mini) if shared else algorithm.moving_S(mini)
     gone = [place for place, sample in enumerate(taken.samples) if sample in set(taken.left_out)]
     if bool(moving_S.any()) is (taken.outcome == "dead") or bool(moving_S[gone].any()):
         return StepAgain(taken, None, Difference(f"{name} whether there was something to learn", math.inf, 0.0), None)

@@ -1,7 +1,8 @@
 """Checkpoints that are whole or absent: written aside, synced, renamed; the newest whole one is what a run resumes from.
 
-A checkpoint folder holds `model.safetensors` (float32 master weights), `optimizer.safetensors` (moments), `state.json`
-(counters, data position, controllers) and `manifest.json`, written last, with the size and CRC-32 of every file.
+A checkpoint folder holds `model.safetensors` (float32 master weights), `optimizer.safetensors` (moments), the same pair
+`<name>.safetensors`, `<name>_optimizer.safetensors` for every other trained model, `state.json` (counters, data position,
+controllers) and `manifest.json`, written last, with the size and CRC-32 of every file.
 Left out: sharded checkpoints, and the Hugging Face export (`models.export.export_hf`).
 """
 
@@ -26,25 +27,34 @@ MANIFEST = "manifest.json"
 ASIDE = ".writing_"  # what is being written or removed: never read, swept away by the next save
 
 
+Trained = tuple[nn.Module, torch.optim.Optimizer]
+NONE: Mapping[str, Trained] = {}
+
+
 class CheckpointError(RuntimeError):
     """A checkpoint could not be written or read; the message says which one is still usable."""
 
 
 def save_checkpoint(
-    root: Path, step: int, model: nn.Module, optimizer: torch.optim.Optimizer, state: Mapping[str, Any], keep_last: int
-) -> Path:
-    """Write `root/step_<step>` atomically, then remove all but the last `keep_last` whole checkpoints.
+    root: Path, step: int, model: nn.Module, optimizer: torch.optim.Optimizer, state: Mapping[str, Any], keep_last: int,
+    others: Mapping[str, Trained] = NONE,
+) -> Path:  # fmt: skip
+    """Write `root/step_<step>` atomically, then remove all but the last `keep_last` whole checkpoints. others: further
+    models that are trained, by name.
 
     Raises CheckpointError when the disk is full or not writable; what was there before stays as it was.
     """
-    weights = {name: p.detach().contiguous() for name, p in model.named_parameters()}
-    moments = _moments(model, optimizer)
-    if not all(bool(torch.isfinite(tensor).all()) for tensor in weights.values()):
-        raise CheckpointError(_not_finite(root, step))
+    files = dict[str, dict[str, Tensor]]()
+    for name, (trained, its_optimizer) in {"": (model, optimizer), **others}.items():
+        weights = {name: p.detach().contiguous() for name, p in trained.named_parameters()}
+        if not all(bool(torch.isfinite(tensor).all()) for tensor in weights.values()):
+            raise CheckpointError(_not_finite(root, step, name or "actor"))
+        of_weights, of_moments = file_names(name)
+        files |= {of_weights: weights, of_moments: _moments(trained, its_optimizer)}
     aside = root / f"{ASIDE}{step:06d}"
     try:
-        _make_room(root, sum(tensor.nbytes for tensor in [*weights.values(), *moments.values()]) + 2**16)
-        _write(aside, step, weights, moments, state)
+        _make_room(root, sum(tensor.nbytes for tensors in files.values() for tensor in tensors.values()) + 2**16)
+        _write(aside, step, files, state)
         final = _put_in_place(aside, root / f"step_{step:06d}")
     except (OSError, SafetensorError) as error:
         shutil.rmtree(aside, ignore_errors=True)
@@ -63,13 +73,20 @@ def _make_room(root: Path, need: int) -> None:
         raise OSError(f"no space: {need / 2**20:.1f} MiB needed, {free / 2**20:.1f} MiB free")
 
 
-def _write(
-    aside: Path, step: int, weights: dict[str, Tensor], moments: dict[str, Tensor], state: Mapping[str, Any]
-) -> None:
+def file_names(name: str) -> tuple[str, str]:
+    """The files of a trained model's weights and moments; the policy's name is empty."""
+    return (
+        (f"{name}.safetensors", f"{name}_optimizer.safetensors")
+        if name
+        else ("model.safetensors", "optimizer.safetensors")
+    )
+
+
+def _write(aside: Path, step: int, files: Mapping[str, dict[str, Tensor]], state: Mapping[str, Any]) -> None:
     """All files of a checkpoint, each on the disk before the manifest names it."""
     aside.mkdir()
-    save_file(weights, aside / "model.safetensors")
-    save_file(moments, aside / "optimizer.safetensors")
+    for name, tensors in files.items():
+        save_file(tensors, aside / name)
     (aside / "state.json").write_text(json.dumps(state))
     entries = {path.name: _fingerprint(path) for path in sorted(aside.iterdir())}
     for name in entries:
@@ -90,10 +107,10 @@ def _put_in_place(aside: Path, final: Path) -> Path:
     return final
 
 
-def _not_finite(root: Path, step: int) -> str:
+def _not_finite(root: Path, step: int, section: str) -> str:
     last = latest_checkpoint(root)
     cure = f"resume: the last whole checkpoint is {last}" if last else "start again: there is no earlier checkpoint"
-    return f"step {step}: the weights are not finite and were not saved. Lower actor.optimizer.lr and {cure}"
+    return f"step {step}: the weights of {section} are not finite and were not saved. Lower {section}.optimizer.lr and {cure}"
 
 
 def _not_saved(root: Path, step: int, error: Exception) -> str:
@@ -105,13 +122,26 @@ def _not_saved(root: Path, step: int, error: Exception) -> str:
     )
 
 
-def load_checkpoint(folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-    """Restore weights and moments in place and return the state. Raises CheckpointError for a damaged or foreign one."""
+def load_checkpoint(
+    folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer, others: Mapping[str, Trained] = NONE
+) -> dict[str, Any]:
+    """Restore weights and moments in place and return the state. Raises CheckpointError for a damaged or foreign one, and for
+    one that lacks a model of `others`.
+    """
     problem = _problem(folder, checksums=True)
     if problem:
         raise CheckpointError(f"{folder}: {problem}; without this folder a run resumes from the checkpoint before it")
-    with safe_open(folder / "model.safetensors", "pt") as file:
-        _copy(file, dict(model.named_parameters()), folder)
+    for name, (trained, its_optimizer) in {"": (model, optimizer), **others}.items():
+        of_weights, of_moments = (folder / file for file in file_names(name))
+        if not of_weights.exists():
+            raise CheckpointError(f"{folder}: no {of_weights.name}: it was saved by a run that trained no {name}")
+        _restore(trained, its_optimizer, of_weights, of_moments)
+    return json.loads((folder / "state.json").read_text())
+
+
+def _restore(model: nn.Module, optimizer: torch.optim.Optimizer, of_weights: Path, of_moments: Path) -> None:
+    with safe_open(of_weights, "pt") as file:
+        _copy(file, dict(model.named_parameters()), of_weights.parent)
     for p in model.parameters():
         if p.requires_grad:
             optimizer.state[p] = {
@@ -119,14 +149,13 @@ def load_checkpoint(folder: Path, model: nn.Module, optimizer: torch.optim.Optim
                 "exp_avg_sq": torch.zeros_like(p),
                 "step": torch.zeros((), device=p.device),  # the fused step counts where the weights are
             }
-    with safe_open(folder / "optimizer.safetensors", "pt") as file:
+    with safe_open(of_moments, "pt") as file:
         stored = set(file.keys())
         for name, p in model.named_parameters():
             if f"step/{name}" in stored:
-                _copy(file, {f"{kind}/{name}": t for kind, t in optimizer.state[p].items()}, folder)
+                _copy(file, {f"{kind}/{name}": t for kind, t in optimizer.state[p].items()}, of_moments.parent)
             else:
                 optimizer.state.pop(p, None)  # saved before the first optimizer step
-    return json.loads((folder / "state.json").read_text())
 
 
 def whole_checkpoints(root: Path) -> list[Path]:

@@ -99,7 +99,23 @@ class RefConfig:
 class CriticConfig:
     """The critic of `actor.credit: gae`: a model that predicts what is still to be won from each token on."""
 
-    path: str | None = key(None, "its model; null is the starting policy")
+    path: str | None = key(None, "its model, a causal language model or a reward model; null is the starting policy")
     dtype: Precision = key("auto", "precision of its forward pass; master weights are float32")
-    optimizer: OptimizerConfig = key_factory(OptimizerConfig, "its optimizer")
+    gradient_checkpointing: bool = key(False, "recompute activations in the backward pass: less memory, more time")
+    optimizer: OptimizerConfig = key_factory(lambda: OptimizerConfig(lr=1e-5), "its optimizer")
     mb_spec: MicroBatchConfig = key_factory(MicroBatchConfig, "its micro-batches")
+    ppo_n_minibatches: int | None = key(None, "optimizer steps per pass over a rollout batch; null: as the actor", ge=1)
+    ppo_epochs: int | None = key(None, "passes over a rollout batch; null: as the actor", ge=1)
+    minibatch_split: Literal["groups", "spread"] = key("groups", "as actor.minibatch_split")
+    warmup_steps: int = key(0, "train steps at the start in which only the critic learns", ge=0)
+    shared: bool = key(False, "no model of its own: a value head on the policy, learned in the policy's backward pass")
+    vf_coef: float = key(0.1, "shared: weight of the value loss beside the policy's", gt=0)
+
+    def __post_init__(self) -> None:
+        if self.shared and self.path is not None:
+            raise ValueError(f"shared=true has no model of its own, but path={self.path}: drop one of the two")
+        if self.shared and self.warmup_steps > 0:
+            raise ValueError(
+                f"shared=true with warmup_steps={self.warmup_steps}: steps of the value loss alone would move the policy too; "
+                "take a critic of its own, or warmup_steps=0"
+            )

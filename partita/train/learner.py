@@ -3,24 +3,22 @@
 It knows an algorithm only by `needs`, `center.scored`, `weights`, `loss`, `moving_S`: no formula of any is here.
 
 Shapes: T packed trained tokens, S samples.
-Left out: more than one rank (a step is a plain sum, so ranks will add their parts), and the critic.
+Left out: more than one rank (a step is a plain sum, so ranks will add their parts), and a critic of its own weights, which
+is `train.critic`; one that shares the policy's learns here, in the same backward pass.
 """
 
 from __future__ import annotations
 
 import copy
-import math
-import warnings
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from partita.algo.algorithm import Algorithm, Loss
-from partita.algo.stats import Stat, mean_over
+from partita.algo.algorithm import Algorithm
+from partita.algo.stats import Stat, Stats, mean_over
 from partita.algo.tokens import Current
 from partita.models.packed import Against, PackedModel
 from partita.ops.divergence import k3
@@ -30,11 +28,8 @@ from partita.report.metrics import Metrics, Timer
 from partita.train.batch import RolloutBatch
 from partita.train.config import ActorConfig
 from partita.train.minibatches import minibatches
-from partita.train.record import LearnRecord, OptimizerStep, Outcome, detached, in_batch_order, weighed
-
-
-class LearnerError(RuntimeError):
-    """Training cannot go on; the last checkpoint is untouched."""
+from partita.train.record import LearnRecord, OptimizerStep, detached, in_batch_order, weighed
+from partita.train.stepper import Stepper
 
 
 @dataclass(frozen=True)
@@ -48,10 +43,11 @@ class _Reading:
 
 @dataclass
 class Learner:
-    """Owns the policy's master weights, its optimizer and the counters of skipped steps.
+    """Owns the policy's master weights and takes their optimizer steps.
 
-    reference: the frozen model of the KL terms, on the policy's device. timer: seconds in models (`forward_backward`, the
-    loss included) and in the optimizer's steps (`optimizer`, the gradient's norm included).
+    reference: the frozen model of the KL terms, on the policy's device. vf_coef: weight of the value loss where the policy
+    carries the value head, else None. timer: seconds in models (`forward_backward`, the loss included) and in the
+    optimizer's steps (`optimizer`).
     """
 
     model: PackedModel
@@ -61,17 +57,15 @@ class Learner:
     total_steps: int
     seed: int
     reference: PackedModel | None = None
-    skipped_in_a_row: int = 0
+    vf_coef: float | None = None
     timer: Timer = field(default_factory=Timer)
-    optimizer: torch.optim.AdamW = field(init=False)
+    stepper: Stepper = field(init=False)
     _old: PackedModel | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
-        spec = self.config.optimizer
-        self.optimizer = torch.optim.AdamW(
-            [p for p in self.model.parameters() if p.requires_grad],
-            lr=spec.lr, betas=(spec.beta1, spec.beta2), eps=spec.eps, weight_decay=spec.weight_decay, fused=True,
-        )  # fmt: skip
+        self.stepper = Stepper(
+            self.model, self.config.optimizer, self.compute_dtype, self.config.max_nonfinite_steps, self.timer
+        )
 
     @property
     def planned_steps(self) -> int:
@@ -80,16 +74,9 @@ class Learner:
 
     def score(self, rollout: RolloutBatch, algorithm: Algorithm) -> RolloutBatch:
         """Add what credit or several optimizer steps need from before the first of them, without gradient: the policy's
-        log-probs and entropies, and the reference's log-probs.
-
-        Raises LearnerError for an algorithm that needs a critic.
+        log-probs and entropies, and the reference's log-probs. Values are the critic's to add.
         """
         needs, readings, streams = algorithm.needs, dict[str, _Reading](), dict[str, Tensor | None]()
-        if "values" in needs:
-            raise LearnerError(
-                "the algorithm reads values (actor.credit=gae), which come from a critic: this version composes and explains "
-                "PPO with a critic but cannot train it; take actor.credit=outcome or reward_to_go"
-            )
         if needs & {"prox", "old_entropy"} or (self.planned_steps > 1 and algorithm.center.scored):
             against = Against(self.reference if "kl_full_score" in needs else None)
             readings["policy"] = _Reading(self.model, "old_entropy" in needs, against)
@@ -111,10 +98,8 @@ class Learner:
         metrics of the loss. Raises LearnerError after too many non-finite steps in a row.
         """
         metrics, steps = Metrics(), list[OptimizerStep]()
-        rate = self.config.optimizer.rate(step, self.total_steps)
-        for parameters in self.optimizer.param_groups:
-            parameters["lr"] = rate
-        metrics.put("lr", rate)
+        self.stepper.spec = self.config.optimizer  # a stage may have its own
+        self.stepper.schedule(step, self.total_steps, metrics)
         if not rollout.rows:  # the filter left nothing
             metrics.count("dead_steps")
         against, unmoved = self._against(algorithm), True
@@ -125,12 +110,16 @@ class Learner:
                 mini = mini.with_batch(weighed(mini.batch, algorithm, unmoved))
                 now = replace(against, old=None) if unmoved else against
                 moving_S = algorithm.moving_S(mini.batch)
+                if self.vf_coef is not None:
+                    moving_S = moving_S | algorithm.valued_S(mini.batch)
                 moves = bool(moving_S.any())
                 everything = not self.config.skip_dead_samples or (whole and moves)
                 computed_S = torch.ones_like(moving_S) if everything else moving_S
                 _count(mini.batch, computed_S, metrics)
-                current, loss = self._accumulate(mini.select(_places(computed_S)), algorithm, now, metrics)
-                outcome = self._move(loss, metrics, step) if moves else self._stay(metrics)
+                current, loss, value_loss = self._accumulate(mini.select(_places(computed_S)), algorithm, now, metrics)
+                if self.vf_coef is not None and moves:
+                    metrics.put("critic/loss", value_loss / self.vf_coef)
+                outcome = self.stepper.move(loss + value_loss, metrics, step) if moves else self.stepper.stay(metrics)
                 left_out = tuple(chosen[place] for place in _places(~computed_S))
                 steps.append(OptimizerStep(tuple(chosen), current, loss, outcome, unmoved, left_out))
                 unmoved = unmoved and outcome != "stepped"
@@ -165,25 +154,31 @@ class Learner:
 
     def _accumulate(
         self, computed: RolloutBatch, algorithm: Algorithm, against: Against, metrics: Metrics
-    ) -> tuple[Current | None, float]:
+    ) -> tuple[Current | None, float, float]:
         """Add the gradients of what is to be computed of a minibatch. Gives what the policy said about it, None where it is
-        nothing, and the loss.
+        nothing, the policy's loss, and the value loss beside it, times its weight.
         """
-        parts, losses = list[tuple[list[int], Current]](), list[Loss]()
+        parts, losses, stats = list[tuple[list[int], Current]](), list[Tensor](), list[Stats]()
         for chosen, micro, packed in self._micro_batches(computed):
             with self.timer.timed("forward_backward"):
-                current = self._current(packed, algorithm, against)
-                loss = algorithm.loss(micro.batch, current)
-                loss.value.backward()
+                current, values_T = self._current(packed, algorithm, against)
+                loss, beside = algorithm.loss(micro.batch, current), None
+                if values_T is not None and self.vf_coef is not None:
+                    valued = algorithm.value_loss(micro.batch, values_T)
+                    beside = self.vf_coef * valued.value
+                    stats.append(valued.stats)
+                (loss.value if beside is None else loss.value + beside).backward()
             parts.append((chosen, detached(current)))
-            losses.append(Loss(loss.value.detach(), loss.stats))
+            both = (loss.value, torch.zeros_like(loss.value) if beside is None else beside)
+            losses.append(torch.stack(both).detach())
+            stats.append(loss.stats)
         if not losses:
-            return None, 0.0
+            return None, 0.0, 0.0
         with self.timer.timed("forward_backward"):  # no number is read before: a device would be waited for
-            total = sum(torch.stack([loss.value for loss in losses]).tolist())
-        for loss in losses:
-            metrics.add(loss.stats)
-        return in_batch_order(parts, computed.batch.length_S), total
+            of_policy, of_values = (sum(column) for column in zip(*torch.stack(losses).tolist(), strict=True))
+        for found in stats:
+            metrics.add(found)
+        return in_batch_order(parts, computed.batch.length_S), of_policy, of_values
 
     def _micro_batches(self, rollout: RolloutBatch) -> Iterator[tuple[list[int], RolloutBatch, Packed]]:
         """The samples of each micro-batch, the micro-batch, and its model input."""
@@ -191,58 +186,18 @@ class Learner:
         for samples, micro in zip(chosen, rollout.split(chosen), strict=True):
             yield samples, micro, pack(micro.rows, micro.group_of_sample)
 
-    def _current(self, packed: Packed, algorithm: Algorithm, against: Against) -> Current:
-        """The policy's streams with gradient."""
-        with self._precision():
-            streams = self.model(packed, temperature=self.temperature, entropy=True, against=against)
+    def _current(self, packed: Packed, algorithm: Algorithm, against: Against) -> tuple[Current, Tensor | None]:
+        """The policy's streams with gradient, and values where it carries the value head."""
+        asked: dict[str, Any] = {"entropy": True, "against": against}
+        if self.vf_coef is not None:
+            asked["values"] = True
+        with self.stepper.precision():
+            streams = self.model(packed, temperature=self.temperature, **asked)
         old_T = streams.kl_full_old_T
         if "kl_full_old" in algorithm.needs and against.old is None:
             # the policy against itself, where the divergence is at its minimum: 0, with gradient 0
             old_T = torch.zeros_like(streams.logprobs_T.detach())
-        return Current(streams.logprobs_T, streams.entropy_T, streams.kl_full_ref_T, old_T)
-
-    def _move(self, loss: float, metrics: Metrics, step: int) -> Outcome:
-        """Take the optimizer step, or skip it where the loss or the gradient is not finite."""
-        with self.timer.timed("optimizer"):
-            norm = self._clip()
-            finite = math.isfinite(loss) and math.isfinite(norm)
-            if finite:
-                self.optimizer.step()
-            self.optimizer.zero_grad()  # to None: the next gradients are kept where they are made
-        metrics.put("loss", loss)
-        if not finite:
-            self._skip(metrics, step, loss, norm)
-            return "skipped"
-        self.skipped_in_a_row = 0
-        metrics.put("grad_norm", norm)
-        metrics.count("optimizer_steps")
-        return "stepped"
-
-    def _stay(self, metrics: Metrics) -> Outcome:
-        """Take no step where nothing could move; what passed through the model all the same left gradients of zero."""
-        self.optimizer.zero_grad()
-        metrics.count("dead_steps")
-        return "dead"
-
-    def _skip(self, metrics: Metrics, step: int, loss: float, norm: float) -> None:
-        self.skipped_in_a_row += 1
-        metrics.count("nonfinite_steps")
-        warnings.warn(f"step {step + 1}: optimizer step skipped, loss {loss}, gradient norm {norm}", stacklevel=2)
-        if self.skipped_in_a_row >= self.config.max_nonfinite_steps:
-            raise LearnerError(
-                f"{self.skipped_in_a_row} optimizer steps in a row had a non-finite loss or gradient (last: step {step + 1}, "
-                f"loss {loss}, gradient norm {norm}). The weights are those before the first of them. Lower actor.optimizer.lr "
-                "or set actor.dtype=float32, and resume from the last checkpoint"
-            )
-
-    def _clip(self) -> float:
-        """The norm of the gradient, which is brought down to the limit where it is above it, and else left alone."""
-        parameters = [p for p in self.model.parameters() if p.grad is not None]
-        norm = torch.nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
-        limit, size = self.config.optimizer.gradient_clipping, float(norm)
-        if limit is not None and size > limit:
-            torch.nn.utils.clip_grads_with_norm_(parameters, limit, norm)
-        return size
+        return Current(streams.logprobs_T, streams.entropy_T, streams.kl_full_ref_T, old_T), streams.values_T
 
     @torch.no_grad()
     def _scored(self, rollout: RolloutBatch, readings: Mapping[str, _Reading]) -> dict[str, Current]:
@@ -252,7 +207,7 @@ class Learner:
         parts = {name: list[tuple[list[int], Current]]() for name in readings}
         for chosen, _, packed in self._micro_batches(rollout) if readings else ():
             for name, reading in readings.items():
-                with self.timer.timed("forward_backward"), self._precision():
+                with self.timer.timed("forward_backward"), self.stepper.precision():
                     asked = {"entropy": reading.entropy, "against": reading.against}
                     streams = reading.model(packed, temperature=self.temperature, **asked)
                 said = Current(streams.logprobs_T, streams.entropy_T, streams.kl_full_ref_T)
@@ -260,19 +215,13 @@ class Learner:
         with self.timer.timed("forward_backward"):  # a device is waited for here
             return {name: in_batch_order(found, rollout.batch.length_S) for name, found in parts.items()}
 
-    def _precision(self) -> AbstractContextManager[Any]:
-        device = next(self.model.parameters()).device.type
-        if self.compute_dtype == torch.float32:
-            return nullcontext()
-        return torch.autocast(device, dtype=self.compute_dtype)
-
     def state_dict(self) -> Mapping[str, Any]:
         """Counters; weights and moments are saved as tensors by `train.checkpoint`."""
-        return {"skipped_in_a_row": self.skipped_in_a_row}
+        return self.stepper.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from saved counters."""
-        self.skipped_in_a_row = state["skipped_in_a_row"]
+        self.stepper.load_state_dict(state)
 
 
 def _count(batch: Batch, computed_S: Tensor, metrics: Metrics) -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 from torch import Tensor
@@ -16,8 +15,7 @@ from torch import Tensor
 from partita.algo.algorithm import Algorithm, Loss
 from partita.algo.tokens import Current
 from partita.records import Batch
-
-Outcome = Literal["stepped", "skipped", "dead"]
+from partita.train.stepper import Outcome
 
 
 @dataclass(frozen=True)
@@ -26,9 +24,9 @@ class OptimizerStep:
     pass through the model, as nothing of them could move.
 
     current: what the policy said about the tokens of the others before the step, in that order, detached and on the CPU;
-    None where nothing was computed. loss: the sum over the micro-batches. outcome: "stepped"; "skipped", as the loss or the
-    gradient was not finite; "dead", as nothing could move, whether it passed through the model or not. unmoved: no earlier
-    minibatch of the rollout batch had moved the weights, so the policy's own log-prob was the clip centre.
+    None where nothing was computed. loss: the policy's, the sum over the micro-batches. outcome: "stepped"; "skipped", as the
+    loss or the gradient was not finite; "dead", as nothing could move, whether it passed through the model or not. unmoved: no
+    earlier minibatch of the rollout batch had moved the weights, so the policy's own log-prob was the clip centre.
     """
 
     samples: tuple[int, ...]
@@ -92,14 +90,22 @@ def detached(current: Current) -> Current:
     )
 
 
+def in_token_order(parts: Sequence[tuple[Sequence[int], Tensor]], length_S: Tensor) -> Tensor:
+    """One stream [T] of micro-batches, each beside its samples, in the token order of the batch that they were cut from, on
+    the CPU.
+    """
+    if not parts:
+        return torch.zeros(0)
+    return _ordered([stream_T for _, stream_T in parts], _token_order([samples for samples, _ in parts], length_S))
+
+
 def in_batch_order(parts: Sequence[tuple[Sequence[int], Current]], length_S: Tensor) -> Current:
     """The streams of micro-batches, each beside its samples, in the token order of the batch that they were cut from, on the
     CPU.
     """
     if not parts:
         return Current(torch.zeros(0))
-    spans = torch.arange(int(length_S.sum())).split(length_S.tolist())
-    order_T = torch.cat([spans[s] for samples, _ in parts for s in samples]).argsort()
+    order_T = _token_order([samples for samples, _ in parts], length_S)
 
     def joined(streams: Sequence[Tensor | None]) -> Tensor | None:
         found = [stream_T for stream_T in streams if stream_T is not None]
@@ -111,6 +117,12 @@ def in_batch_order(parts: Sequence[tuple[Sequence[int], Current]], length_S: Ten
         joined([current.kl_full_ref_T for _, current in parts]),
         joined([current.kl_full_old_T for _, current in parts]),
     )
+
+
+def _token_order(parts: Sequence[Sequence[int]], length_S: Tensor) -> Tensor:
+    """Where each token of the batch lies among those of the parts, one after the other."""
+    spans = torch.arange(int(length_S.sum())).split(length_S.tolist())
+    return torch.cat([spans[s] for samples in parts for s in samples]).argsort()
 
 
 def _ordered(streams: Sequence[Tensor], order_T: Tensor) -> Tensor:

@@ -329,8 +329,8 @@ def test_a_critic_learns_from_every_weighted_sample(make_batch):
     batch = algorithm.weights(batch.with_(advantages_T=torch.zeros(len(batch.seq_T)).double()))
     weighted_S = [bool((batch.weight_T[batch.seq_T == s] != 0).any()) for s in range(7)]
     assert any(weighted_S) and not weighted_S[1]
-    assert algorithm.moving_S(batch).tolist() == weighted_S
-    assert not bool(replace(algorithm, value=None).moving_S(batch).any())
+    assert algorithm.valued_S(batch).tolist() == weighted_S
+    assert not bool(algorithm.moving_S(batch).any())
 
 
 # ---- needs

@@ -38,6 +38,23 @@ def test_common_prefix(rows, length):
     assert common_prefix(rows) == length
 
 
+def test_the_last_token_of_each_sample_is_there_where_whole_rows_are_asked_for():
+    samples = [[row([1, 2, 7, 8], 2)], [row([1, 2, 7], 2), row([1, 9], {1})], [row([1, 2], {})], []]
+    packed = pack(samples, [0, 0, 0, 0], whole=True)
+    at = packed.end_S[:3]
+    assert packed.ids_N[at].tolist() == [8, 9, 2]
+    assert packed.position_N[at].tolist() == [3, 1, 1]
+    assert len(packed.ids_N) == 8  # 1, then 2 7 8, 2 7, 9, 2
+    assert pairs(packed) == pairs(pack(samples, [0, 0, 0, 0]))
+    assert packed.end_S[3] == 0  # nothing is there
+
+
+def test_whole_rows_fill_micro_batches_sooner():
+    samples = [[row([1, 2, 3], 1)], [row([4, 5, 6], 1)]]
+    assert micro_batches(samples, [0, 1], 4) == [[0, 1]]
+    assert micro_batches(samples, [0, 1], 4, whole=True) == [[0], [1]]
+
+
 @given(st.lists(st.lists(st.integers(0, 2), max_size=6), min_size=1, max_size=5))
 def test_common_prefix_is_what_all_rows_share_and_no_longer(rows):
     shared = common_prefix(rows)

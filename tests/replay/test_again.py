@@ -11,7 +11,7 @@ from replaying import header_of, rewrite, tensors_of, toy_config, toy_run
 from test_loop import RULES
 
 from partita.algo.keys import BalanceConfig, CorrectionConfig
-from partita.algo.presets import PRESETS, keys_of
+from partita.algo.presets import PRESETS
 from partita.replay.again import Again, apart, compute_again, step_config
 from partita.replay.replay import ReplayMismatch, Request
 from partita.replay.replay import replay as replay_run
@@ -20,8 +20,7 @@ from partita.run import RunConfig
 from partita.runfolder import RunFolderError, run_config_of
 from partita.stages import StageConfig, UntilConfig
 
-CRITIC_FREE = [name for name in PRESETS if keys_of(name).credit != "gae"]
-PAPERS = [name for name in CRITIC_FREE if not name.startswith("areal_")]
+PAPERS = [name for name in PRESETS if not name.startswith("areal_")]
 
 
 def again(folder: Path, step: int, config: RunConfig | None = None) -> Again:

@@ -53,6 +53,32 @@ def test_a_checkpoint_before_the_first_optimizer_step(tmp_path: Path) -> None:
     assert all(torch.equal(a, b) for a, b in zip(model.parameters(), other.parameters(), strict=True))
 
 
+def test_other_trained_models_come_back_with_their_moments(tmp_path: Path) -> None:
+    policy, critic = pair(), pair(seed=2)
+    for one in (policy, critic):
+        train(*one, 3)
+    save_checkpoint(tmp_path, 3, *policy, {}, keep_last=2, others={"critic": critic})
+    folder = tmp_path / "step_000003"
+    assert {"critic.safetensors", "critic_optimizer.safetensors"} <= {path.name for path in folder.iterdir()}
+    back, other = pair(seed=5), pair(seed=6)
+    load_checkpoint(folder, *back, {"critic": other})
+    for ours, theirs in ((policy, back), (critic, other)):
+        for one in (ours, theirs):
+            train(*one, 2)
+        assert all(torch.equal(a, b) for a, b in zip(ours[0].parameters(), theirs[0].parameters(), strict=True))
+    with pytest.raises(CheckpointError, match=r"no judge\.safetensors: it was saved by a run that trained no judge"):
+        load_checkpoint(folder, *back, {"judge": other})
+
+
+def test_weights_of_another_model_that_are_not_finite_are_not_saved(tmp_path: Path) -> None:
+    policy, critic = pair(), pair(seed=2)
+    with torch.no_grad():
+        critic[0][0].weight[0, 0] = float("nan")  # type: ignore[index]
+    with pytest.raises(CheckpointError, match=r"the weights of critic are not finite .* Lower critic\.optimizer\.lr"):
+        save_checkpoint(tmp_path, 3, *policy, {}, keep_last=2, others={"critic": critic})
+    assert not list(tmp_path.iterdir())
+
+
 def test_keeps_the_last_n(tmp_path: Path) -> None:
     model, optimizer = pair()
     for step in (1, 2, 3, 4):

@@ -152,7 +152,7 @@ def test_full_kl_to_a_reference_in_the_loss_equals_whole_logits_with_its_gradien
     algo = algorithm(kl_loss_coef=0.5, kl_loss_estimator="full")
     model, reference = packed_model(), packed_model("Qwen3").requires_grad_(False)
     who, grads = learner(model, reference=reference), {}
-    who.optimizer.register_step_pre_hook(
+    who.stepper.optimizer.register_step_pre_hook(
         lambda *_: grads.update({name: p.grad.clone() for name, p in model.lm.named_parameters()})
     )
     rollout = ready(who, algo)
