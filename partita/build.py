@@ -21,11 +21,15 @@ from partita.config.schema import plain
 from partita.engine.config import compute_dtype
 from partita.engine.local import LocalEngine
 from partita.evals.evaluate import Evaluator
+from partita.evals.plan import EvalPlan
 from partita.extras import Extras, Rewards
 from partita.facts import facts_of
+from partita.models.adapters import started_at_zero
 from partita.models.load import LoadedModel, find_stop_ids, load_causal_lm, load_tokenizer
-from partita.models.packed import PackedModel, cast_copy
+from partita.models.lora import add_adapters, base_view, require_peft
+from partita.models.packed import PackedModel, cast_copy, weights
 from partita.models.reference import check_reference
+from partita.models.scoring import is_scorer, load_scorer, load_value_model
 from partita.models.selfcheck import decoding_copy
 from partita.ops.memory import keep_freed_memory
 from partita.records import Group
@@ -37,16 +41,17 @@ from partita.rollout.rollouts import Refill, Retry, Rollouts
 from partita.rollout.workflow import SingleTurn, Workflow
 from partita.run import REFERENCE, Plan, Planned, RunConfig, composed, refuse_untrainable, stage_configs
 from partita.runfolder import CHECKPOINTS, CONFIG, RunFolderError, disk_full_is_readable, new_folder, resume_point
-from partita.runner import EvalPlan, Phase, Run
+from partita.runner import Phase, Run, beside
 from partita.tasks.binding import RewardSetupError
 from partita.tasks.cursor import Cursor
 from partita.tasks.dataset import DataError, TaskRows, load_rows, task_of
+from partita.tasks.model_reward import ModelReward
 from partita.tasks.prompt import Prompts, render_prompts
-from partita.tasks.reward import RewardRuntime
+from partita.tasks.reward import Judge, RewardRuntime
 from partita.tasks.settings import DatasetConfig
 from partita.train.checkpoint import latest_checkpoint, load_checkpoint
-from partita.train.config import CriticConfig
-from partita.train.critic import Critic, trained_beside
+from partita.train.config import CriticConfig, RefConfig
+from partita.train.critic import Critic
 from partita.train.learner import Learner
 
 
@@ -87,7 +92,8 @@ def stage(config: RunConfig, rewards: Rewards = (), held_out_only: bool = False)
             f"no held-out rows: train_dataset.path={config.train_dataset.path} has no test split of its own; set valid_dataset"
         )
     reward = replace(config.reward, functions=[]) if rewards else config.reward  # what Python hands in wins
-    scorer = RewardRuntime(reward, list(rewards) or list(rows.functions))  # before the model: its workers may fork
+    own = () if reward.model else rows.functions  # whoever names a model wants its score, and what else they name
+    scorer = RewardRuntime(reward, list(rewards) or list(own))  # before the models: its workers may fork
     with ended_by(scorer.close):
         notes = scorer.check(*rows.rows)
         if valid is not None and not held_out_only and config.evaluator.freq_steps is not None:
@@ -97,15 +103,32 @@ def stage(config: RunConfig, rewards: Rewards = (), held_out_only: bool = False)
                 raise RewardSetupError(f"valid_dataset: {error}") from error
         loaded, engine, device = open_engine(config)
         with ended_by(engine.close):
+            if reward.model is not None:
+                scorer.judge, more = _judge(config, reward.model, loaded, device)
+                notes = (*notes, *more)
             yield Stage(replace(rows, notes=(*rows.notes, *notes)), valid, scorer, loaded, engine, device)
 
 
+def _judge(config: RunConfig, path: str, policy: LoadedModel, device: torch.device) -> tuple[Judge, tuple[str, ...]]:
+    """The reward model, in the precision that the device is fast in, and what to tell of it."""
+    model = load_scorer(
+        path, dtype=compute_dtype("auto", device), device=device, trust_remote_code=config.actor.trust_remote_code,
+        normalise=config.reward.model_normalise,
+    )  # fmt: skip
+    judge = ModelReward(model, policy.tokenizer)
+    return judge, tuple(f"reward model {path}: {note}" for note in (*model.notes, *judge.notes))
+
+
 def load_policy(config: RunConfig, device: torch.device) -> LoadedModel:
-    """The model `actor.path` in float32. A tokenizer of `tokenizer_path` adds the ids that end its completions."""
+    """The model `actor.path` in float32, with adapters if it has any. A tokenizer of `tokenizer_path` adds the ids that end its
+    completions.
+    """
     actor, path = config.actor, config.tokenizer_path
     trust = actor.trust_remote_code
     other = None if path in (None, actor.path) else load_tokenizer(path, trust)  # first: it is the quick part
     loaded = load_causal_lm(actor.path, dtype=torch.float32, trust_remote_code=trust, device=device)
+    if actor.lora is not None:
+        add_adapters(loaded.model, actor.lora, config.seed)
     if other is None:
         return loaded
     return replace(loaded, tokenizer=other, stop_ids=tuple(sorted({*loaded.stop_ids, *find_stop_ids(other, ())})))
@@ -120,7 +143,8 @@ def open_engine(config: RunConfig) -> tuple[LoadedModel, LocalEngine, torch.devi
         keep_freed_memory()
     loaded = load_policy(config, device)
     # modules that recompute their activations in training cannot decode with a cache meanwhile
-    alone = not config.actor.gradient_checkpointing and config.rollout.max_head_offpolicyness == 0
+    turns = config.rollout.max_head_offpolicyness == 0 and config.rollout.policy == "newest"
+    alone = turns and not config.actor.gradient_checkpointing
     sampler, note = decoding_copy(
         loaded.model, compute_dtype(config.rollout.dtype, device), alone=alone, compiled=config.rollout.compile
     )
@@ -160,6 +184,8 @@ def build(config: RunConfig, extras: Extras, resume: Path | None = None) -> Iter
     """Everything of a training run; closed in the end, also when the run fails."""
     refuse_untrainable(config, composed(config), own_workflow=extras.workflow is not None)
     require_trackers(config.report.trackers)
+    if config.actor.lora is not None or (config.critic is not None and config.critic.lora is not None):
+        require_peft()
     newest = None
     if resume is not None:
         newest = resume_point(resume)
@@ -171,7 +197,8 @@ def build(config: RunConfig, extras: Extras, resume: Path | None = None) -> Iter
         workflow = extras.workflow or SingleTurn()
         critic = _critic(config, made, steps) if "values" in plan.needs else None
         learner = _learner(config, made, steps, plan.needs, critic)
-        others = trained_beside(critic)
+        others = beside(critic, learner, config.ref)
+        starting = _starting(config, learner)
         state = load_checkpoint(newest, learner.model, learner.stepper.optimizer, others) if newest else None
         folder, settings = resume or new_folder(config), plain(config)
         title = f"{config.experiment_name}/{folder.name}"
@@ -179,7 +206,7 @@ def build(config: RunConfig, extras: Extras, resume: Path | None = None) -> Iter
             config, folder, made.loaded.tokenizer, learner, made.engine, _rollouts(config, made, workflow, prompts),
             tuple(_phase(one, extras.keep) for one in plan.stages), steps,
             Reporter(config.report, RunFacts(folder, title, steps, settings, state["step"] if state else 0)),
-            critic, _eval_plan(config, made, workflow), extras.names, tuple(sorted(made.scorer.names)),
+            critic, _eval_plan(config, made, workflow), extras.names, tuple(sorted(made.scorer.names)), starting=starting,
         )  # fmt: skip
         if state:
             _restore(run, state, newest)
@@ -226,6 +253,13 @@ def _learner(config: RunConfig, made: Stage, steps: int, needs: frozenset[str], 
     )  # fmt: skip
 
 
+def _starting(config: RunConfig, learner: Learner) -> dict[str, torch.Tensor]:
+    """The weights before any checkpoint is read, where evaluations take the engine away from them; else none."""
+    if config.rollout.policy == "newest" or config.evaluator.freq_steps is None:
+        return {}
+    return {name: weight.clone() for name, weight in weights(learner.model)}
+
+
 def _recompute(model: PackedModel) -> None:
     model.lm.activation_checkpointing_enable()
     model.train()  # the families recompute in training mode only; every dropout is off
@@ -234,16 +268,21 @@ def _recompute(model: PackedModel) -> None:
 def _critic(config: RunConfig, made: Stage, steps: int) -> Critic:
     """The policy with a value head, or a model of its own: the starting policy's weights, or others."""
     section, path = config.critic or CriticConfig(), config.critic.path if config.critic else None
+    trust = config.actor.trust_remote_code
     if section.shared:
         model = made.loaded.model
     elif path in (None, config.actor.path):
         model = cast_copy(made.loaded.model, torch.float32)
+    elif is_scorer(path, trust):
+        model = load_value_model(path, made.loaded.tokenizer, device=made.device, trust_remote_code=trust)
     else:
-        trust = config.actor.trust_remote_code
         loaded = load_causal_lm(path, dtype=torch.float32, trust_remote_code=trust, device=made.device)
         check_reference(made.loaded, loaded, whole_vocabulary=False)
         model = loaded.model
-    model.add_value_head()
+    if model.value_head is None:
+        model.add_value_head()
+    if section.lora is not None:
+        add_adapters(model, section.lora, config.seed)
     if section.gradient_checkpointing and not section.shared:
         _recompute(model)
     dtype = compute_dtype(config.actor.dtype if section.shared else section.dtype, made.device)
@@ -251,10 +290,14 @@ def _critic(config: RunConfig, made: Stage, steps: int) -> Critic:
 
 
 def _reference(config: RunConfig, made: Stage, needs: frozenset[str]) -> PackedModel:
-    """The frozen starting policy, or another model, in its own precision."""
-    dtype = compute_dtype(config.ref.dtype if config.ref else "auto", made.device)
-    path = config.ref.path if config.ref else None
+    """The frozen starting policy, or another model, in its own precision. Where adapters began at zero the policy without
+    them is that starting policy, and takes no memory.
+    """
+    section, lora = config.ref or RefConfig(), config.actor.lora
+    dtype, path = compute_dtype(section.dtype, made.device), section.path
     if path in (None, config.actor.path):
+        if lora is not None and started_at_zero(lora) and section.refresh_steps is None:
+            return base_view(made.loaded.model)
         model = cast_copy(made.loaded.model, dtype)
     else:
         trust = config.actor.trust_remote_code
@@ -271,14 +314,13 @@ def _rollouts(config: RunConfig, made: Stage, workflow: Workflow, prompts: Promp
         made.engine, workflow, Cursor(prompts.prompts, config.seed, config.train_dataset.shuffle), made.scorer,
         config.gconfig.sampling(made.loaded.stop_ids), config.gconfig.n_samples, config.seed,
         max_error_share=config.reward.max_error_share,
-        prompt_limit=None if epochs is None else epochs * len(prompts.prompts),
+        prompt_limit=None if epochs is None else epochs * len(prompts.prompts), judge=made.scorer.judge,
     )  # fmt: skip
 
 
 def _part_weights(config: RunConfig, scorer: RewardRuntime) -> tuple[float, ...]:
     """Weights of the reward functions, in the order of their names."""
-    given = config.reward.weights or [1.0] * len(scorer.names)
-    return tuple(weight for _, weight in sorted(zip(scorer.names, given, strict=True)))
+    return tuple(weight for _, weight in sorted(zip(scorer.names, scorer.weights, strict=True)))
 
 
 def _phase(one: Planned, keep: Callable[[Group], bool] | None) -> Phase:
@@ -323,5 +365,5 @@ def _eval_plan(config: RunConfig, made: Stage, workflow: Workflow) -> EvalPlan |
         max_new_tokens=longest(config),
         temperature=config.evaluator.temperature,
     )
-    evaluator = Evaluator(made.engine, workflow, made.scorer, config.seed)
+    evaluator = Evaluator(made.engine, workflow, made.scorer, config.seed, made.scorer.judge)
     return EvalPlan(evaluator, rendered.prompts[: config.evaluator.n_prompts], sampling)

@@ -1,4 +1,4 @@
-"""The command line: `partita train | generate | eval | config | export | explain | replay`.
+"""The command line: `partita train | sft | rm | dpo | generate | eval | config | export | explain | replay`.
 
 A mistake of the user's ends with one readable message and exit code 2; a run that cannot go on, with code 1.
 """
@@ -24,7 +24,11 @@ from partita.evals.estimators import paired_difference
 from partita.evals.evaluate import Evaluation
 from partita.extras import brought_to
 from partita.models.load import ModelLoadError
+from partita.models.lora import AdapterError, MissingPeftError
 from partita.models.selfcheck import ModelRefused
+from partita.offline.build import build as build_offline
+from partita.offline.config import load_offline_config
+from partita.offline.run import train as train_offline
 from partita.player import complete, export_run
 from partita.player import evaluate as evaluate_model
 from partita.replay.replay import ReplayMismatch, Request, replay
@@ -45,7 +49,7 @@ from partita.trainer import QUICKSTART, PPOTrainer
 
 USER_ERRORS = (
     ConfigError, DataError, PromptError, ModelLoadError, ModelRefused, RewardSetupError, RunFolderError, ReportFileError,
-    MissingTrackerError,
+    MissingTrackerError, MissingPeftError, AdapterError,
 )  # fmt: skip
 RUN_ERRORS = (PoolError, RolloutError, RewardErrors, LearnerError, CheckpointError, DiskError, ReplayMismatch)
 app = typer.Typer(
@@ -72,6 +76,41 @@ def train(
     else:
         loaded = _load(target, overrides or [])
     PPOTrainer(loaded.value, resume=resume).train()
+
+
+def _offline(kind: str, target: str | None, overrides: list[str] | None, resume: Path | None) -> None:
+    """Train on data, from a YAML file or a file of rows, or go on with a run."""
+    if resume is not None:
+        words = [word for word in [target, *(overrides or [])] if word is not None]
+        loaded = load_offline_config(kind, resume / CONFIG, words)
+    elif target is None:
+        raise typer.BadParameter("give a YAML file, a file of rows or --resume RUN")
+    else:
+        loaded = load_offline_config(kind, target, overrides or [])
+    with build_offline(loaded.value, resume) as run:
+        train_offline(run)
+
+
+OfflineTarget = Annotated[str | None, typer.Argument(help="a YAML file, or rows (.jsonl, .json, .csv, .parquet)")]
+Resume = Annotated[Path | None, typer.Option(help="go on with this run folder")]
+
+
+@app.command()
+def sft(target: OfflineTarget = None, overrides: Overrides = None, resume: Resume = None) -> None:
+    """Supervised fine-tuning on conversations: the answers are learned, each with the token that ends it."""
+    _offline("sft", target, overrides, resume)
+
+
+@app.command()
+def rm(target: OfflineTarget = None, overrides: Overrides = None, resume: Resume = None) -> None:
+    """Train a reward model on preferences (chosen, rejected)."""
+    _offline("rm", target, overrides, resume)
+
+
+@app.command()
+def dpo(target: OfflineTarget = None, overrides: Overrides = None, resume: Resume = None) -> None:
+    """Learn from preferences (DPO, IPO, SimPO, ORPO, ...) or from judged answers (KTO)."""
+    _offline("dpo", target, overrides, resume)
 
 
 @app.command()
@@ -195,7 +234,8 @@ def _load(target: str, overrides: list[str], model: str | None = None) -> Loaded
                     f"{folder}), or write a checkpoint as a model (partita export {folder} FOLDER) and name that folder"
                 )
             # the export has the run's tokenizer, whichever that was
-            return run_config_of(folder, [f"actor.path={folder / EXPORT}", "tokenizer_path=null", *overrides])
+            plainly = ["tokenizer_path=null", "actor.lora=null"]  # adapters are merged into the export
+            return run_config_of(folder, [f"actor.path={folder / EXPORT}", *plainly, *overrides])
         return load_run_config([QUICKSTART], [f"actor.path={model}", *overrides])
     if target in PRESETS:
         return load_run_config([QUICKSTART], [f"algorithm={target}", f"experiment_name={target}", *overrides])
@@ -217,13 +257,16 @@ def _subjects(target: str, overrides: list[str]) -> list[str | Subject]:
     title = " with ".join(filter(None, [target, ", ".join(overrides)]))
     titles = [f"{title}, stages[{i}]" for i in range(len(config.stages))] or [title]
     weights = tuple(config.reward.weights or [1.0] * len(config.reward.functions))
+    weights += (config.reward.model_weight,) if config.reward.model else ()
     return [_subject(title, one, weights) for title, one in zip(titles, stage_configs(config), strict=True)]
 
 
 def _subject(title: str, config: RunConfig, weights: tuple[float, ...]) -> Subject:
     sampled = config.gconfig
-    adaptive = {"gconfig.adaptive_n": plain(sampled.adaptive_n)} if sampled.adaptive_n else {}
-    return Subject(title, config.actor, sampled.n_samples, sampled.max_new_tokens, weights, beside=adaptive)
+    sampling: dict[str, object] = {"gconfig.adaptive_n": plain(sampled.adaptive_n)} if sampled.adaptive_n else {}
+    if config.rollout.policy != "newest":
+        sampling["rollout.policy"] = config.rollout.policy
+    return Subject(title, config.actor, sampled.n_samples, sampled.max_new_tokens, weights, beside=sampling)
 
 
 def _check_reward(model: Path, reward: str | None) -> None:

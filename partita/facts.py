@@ -34,8 +34,10 @@ def facts_of(run: Run, plan: Plan, loaded: LoadedModel, held_out: bool, notes: S
     """Name to text. held_out: whether there are rows to evaluate on. notes: about the data and the model."""
     config, device = run.config, loaded.model.device
     parameters = sum(p.numel() for p in loaded.model.parameters())
+    trained = sum(p.numel() for p in loaded.model.parameters() if p.requires_grad)
+    adapted = f", {trained / 1e6:.1f} M of them trained, in adapters" if config.actor.lora else ""
     facts = {
-        "model": f"{config.actor.path}, {parameters / 1e6:.1f} M parameters, {loaded.path_kind}",
+        "model": f"{config.actor.path}, {parameters / 1e6:.1f} M parameters{adapted}, {loaded.path_kind}",
         "task": f"{config.train_dataset.path}, reward {', '.join(run.part_names)}",
         "algorithm": config.algorithm or "keys of actor",
         "batch": _batch(run.phase.config),
@@ -60,6 +62,8 @@ def _batch(config: RunConfig) -> str:
     samples = f"{sampled.n_samples} samples"
     if adaptive is not None:
         samples += f" on average ({adaptive.min} to {adaptive.max}, by {adaptive.score})"
+    if config.rollout.policy == "starting":
+        samples += " of the starting policy"
     return f"{config.train_dataset.batch_size} prompts x {samples}, at most {sampled.max_new_tokens} new tokens"
 
 
@@ -95,6 +99,8 @@ def _reference(run: Run) -> tuple[str, ...]:
     if reference is None:
         return ()
     held = list(reference.parameters())
+    if held[0] is next(run.learner.model.lm.parameters(), None):
+        return ("the policy without its adapters, no memory of its own, for the KL term",)
     where = run.config.ref.path if run.config.ref and run.config.ref.path else "the starting policy"
     return (f"{where}, {_word(held[0].dtype)}, {sum(p.nbytes for p in held) / MIB:.0f} MiB, for the KL term",)
 
@@ -106,7 +112,7 @@ def _critic(run: Run) -> tuple[str, ...]:
         return ()
     if critic.config.shared:
         return (f"a value head on the policy, in one backward pass with it, weight {critic.config.vf_coef:g}",)
-    held = 4 * sum(p.nbytes for p in critic.model.parameters()) / MIB
+    held = sum(p.nbytes * (4 if p.requires_grad else 1) for p in critic.model.parameters()) / MIB
     warmup = f", alone for {critic.config.warmup_steps} steps" if critic.config.warmup_steps else ""
     return (f"{critic.config.path or 'the starting policy'} with a value head, {held:.0f} MiB with optimizer{warmup}",)
 

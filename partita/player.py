@@ -45,7 +45,7 @@ def evaluate(config: RunConfig, samples: int, temperature: float) -> Evaluation:
         prompts = prompts_of(config, made.valid_rows, section, made.loaded, "valid_dataset").prompts
         sampling = config.gconfig.sampling(made.loaded.stop_ids)
         sampling = replace(sampling, max_new_tokens=longest(config), temperature=temperature)
-        evaluator = Evaluator(made.engine, SingleTurn(), made.scorer, config.seed)
+        evaluator = Evaluator(made.engine, SingleTurn(), made.scorer, config.seed, made.scorer.judge)
         return asyncio.run(evaluator.run(prompts[: config.evaluator.n_prompts], sampling, samples))
 
 

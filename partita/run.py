@@ -15,6 +15,7 @@ from partita.algo.algorithm import Algorithm
 from partita.algo.compose import compose, controllers
 from partita.algo.keys import AlgorithmKeys
 from partita.algo.presets import expand_preset
+from partita.algo.review import of_starting_samples
 from partita.config import ConfigError, Loaded, key, key_factory, load_config
 from partita.config.document import escape
 from partita.config.errors import Problem
@@ -129,6 +130,11 @@ class RunConfig:
                 f"rollout.max_head_offpolicyness={self.rollout.max_head_offpolicyness}: this version samples and trains in "
                 "turns, every sample from the newest weights; use rollout.max_head_offpolicyness=0"
             )
+        if self.rollout.policy == "starting" and self.actor.max_staleness is not None:
+            raise ValueError(
+                f"rollout.policy=starting with actor.max_staleness={self.actor.max_staleness}: after so many train steps every "
+                "sample is too old, and nothing is learned; leave max_staleness out"
+            )
         if self.total_train_steps is None and self.total_train_epochs is None:
             raise ValueError("total_train_steps and total_train_epochs are both null: set one of them")
         check_order(self.stages)
@@ -194,6 +200,7 @@ def _composed(config: RunConfig, part_weights: tuple[float, ...]) -> tuple[list[
     lengths = {"n_samples": sampling.n_samples, "max_new_tokens": sampling.max_new_tokens}
     try:
         algorithm = compose(config.actor, **lengths, part_weights=part_weights)
+        warnings += of_starting_samples(config.actor) if config.rollout.policy == "starting" else ()
     except ValueError as error:  # one line per conflict, each begins with its key
         raise ConfigError([*problems, *(Problem(*line.split(" ", 1)) for line in str(error).splitlines())]) from error
     try:
@@ -218,7 +225,11 @@ def stage_configs(config: RunConfig) -> tuple[RunConfig, ...]:
         given = flat(stage.set, SECTIONS)
         wrong = [Problem(path, FIXED) for path in given if not _may_change(path)]
         try:
-            found.append(_on_top(config, given))
+            one = _on_top(config, given)
+            found.append(one)
+            if one.rollout != config.rollout and not wrong:  # a preset has set it
+                message = f"{one.algorithm} samples from rollout.policy={one.rollout.policy}, which is fixed for the whole run"
+                wrong.append(Problem("algorithm", message))
         except ConfigError as error:
             wrong = list(error.problems)
         problems += [_of_stage(config, index, problem) for problem in wrong]
@@ -298,24 +309,26 @@ def without_effect(config: RunConfig, *, needs: frozenset[str], filtered: bool, 
         found.append(
             ("actor.minibatch_split", actor.minibatch_split, "groups", "needs actor.ppo_n_minibatches above 1")
         )
-    found.append(("actor.max_staleness", actor.max_staleness, None, "every sample is from the newest weights"))
+    if config.rollout.policy == "newest":
+        found.append(("actor.max_staleness", actor.max_staleness, None, "every sample is from the newest weights"))
     for name, section in (("train_dataset", config.train_dataset), ("valid_dataset", config.valid_dataset)):
         path = section.path if section is not None else None
         if section is not None and path is not None and (task_of(path) is not None or not is_hub_name(path)):
             found.append((f"{name}.subset", section.subset, None, "only data sets of the hub have one"))
     found += _idle_evaluation(config.evaluator, held_out)
     lines = [f"{path} {value}: no effect, {why}" for path, value, default, why in found if value != default]
-    lines += _idle_in_step(actor)
+    lines += _idle_in_step(config)
     if config.critic is not None and "values" not in needs:
         lines.append("critic: no effect, needs actor.credit: gae")
     return tuple(lines)
 
 
-def _idle_in_step(actor: ActorConfig) -> list[str]:
+def _idle_in_step(config: RunConfig) -> list[str]:
     """What synchronous training, or a single optimizer step per rollout batch, leaves without effect."""
+    actor = config.actor
     if actor.importance_sampling_level == "none":
         return []
-    if actor.prox_logp_method == "loglinear" and actor.recompute_logprob:
+    if actor.prox_logp_method == "loglinear" and actor.recompute_logprob and config.rollout.policy == "newest":
         why = "every sample is from the newest weights, so the clip centre is the sampler and corrections weigh 1"
         return [f"actor.prox_logp_method loglinear: no effect of its own, {why}"]
     default = AlgorithmKeys()

@@ -1,6 +1,7 @@
 """A run's folder: how it is named, what config it holds, which checkpoint it goes on from.
 
 runs/<experiment>/<trial>/  config.yaml  python.json  metrics.jsonl  reward.svg  samples/  batches/  checkpoints/  export/
+export_critic/
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ import errno
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Protocol
 
 from safetensors import SafetensorError
 
@@ -16,7 +18,7 @@ from partita.config import Loaded
 from partita.run import RunConfig, load_run_config
 from partita.train.checkpoint import latest_checkpoint
 
-CONFIG, CHECKPOINTS, EXPORT = "config.yaml", "checkpoints", "export"
+CONFIG, CHECKPOINTS, EXPORT, CRITIC_EXPORT = "config.yaml", "checkpoints", "export", "export_critic"
 
 
 class RunFolderError(RuntimeError):
@@ -27,7 +29,18 @@ class DiskError(RuntimeError):
     """A file could not be written because the disk is full."""
 
 
-def new_folder(config: RunConfig) -> Path:
+class Named(Protocol):
+    """What a config says about where its run lies."""
+
+    @property
+    def output_dir(self) -> str: ...
+    @property
+    def experiment_name(self) -> str: ...
+    @property
+    def trial_name(self) -> str | None: ...
+
+
+def new_folder(config: Named) -> Path:
     """Make the folder of a new run. Raises RunFolderError when it cannot be made or the trial name is taken."""
     parent = Path(config.output_dir) / config.experiment_name
     try:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import time
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -21,13 +21,14 @@ from partita.algo.algorithm import Algorithm
 from partita.algo.compose import controllers
 from partita.algo.control import Controls, When
 from partita.algo.stats import LOSS_METRICS
-from partita.engine.api import Engine, Sampling
+from partita.engine.api import Engine
 from partita.engine.local import EngineStats
-from partita.evals.evaluate import Evaluator, NothingScored
+from partita.evals.plan import EvalPlan
 from partita.extras import Brought
-from partita.models.export import export_hf, remove_leftovers
+from partita.models.export import export_hf, export_scorer, remove_leftovers
+from partita.models.load import ModelLoadError
 from partita.models.packed import weights
-from partita.records import Batch, Group, Prompt
+from partita.records import Batch, Group
 from partita.replay.saved import saved, setting_of
 from partita.report.metrics import WORK, Metrics, Timer
 from partita.report.records import StepRecord
@@ -37,11 +38,12 @@ from partita.rollout.episodes import RolloutError
 from partita.rollout.rollouts import Refill, Retry, Rollouts, Taken
 from partita.rollout.summary import summarise_taken
 from partita.run import RunConfig
-from partita.runfolder import CHECKPOINTS, EXPORT
+from partita.runfolder import CHECKPOINTS, CRITIC_EXPORT, EXPORT
 from partita.stages import Progress, carried, changes
 from partita.train.batch import RolloutBatch, collate
-from partita.train.checkpoint import save_checkpoint
-from partita.train.critic import Critic, trained_beside
+from partita.train.checkpoint import Kept, save_checkpoint
+from partita.train.config import RefConfig
+from partita.train.critic import Critic
 from partita.train.learner import Learner
 from partita.train.record import LearnRecord
 
@@ -60,15 +62,6 @@ def _generated(engine: Clocked) -> float:
 
 
 @dataclass(frozen=True)
-class EvalPlan:
-    """Held-out prompts, and how they are sampled: with the training's limits, at the evaluation's temperature."""
-
-    evaluator: Evaluator
-    prompts: tuple[Prompt, ...]
-    sampling: Sampling
-
-
-@dataclass(frozen=True)
 class Phase:
     """All that differs between the stages of a run. config: the stage's, with its keys in place."""
 
@@ -84,6 +77,7 @@ class Run:
 
     phases: one for each stage, one where the config has no stages. part_names: the reward functions, in the order of their
     weights in the algorithms. record: what learning did in the last step. applied: what the rules remembered meanwhile.
+    starting: the weights that training started from, where samples come from those but evaluations borrow the engine.
     generated: the engine's seconds in the model, up to the end of the last step.
     """
 
@@ -101,6 +95,7 @@ class Run:
     brought: Brought = field(default_factory=Brought)
     part_names: tuple[str, ...] = ()
     first_step: int = 0
+    starting: Mapping[str, torch.Tensor] = field(default_factory=dict[str, torch.Tensor])
     timer: Timer = field(default_factory=Timer)
     step_began: float = field(default_factory=time.perf_counter)
     record: LearnRecord = field(default_factory=LearnRecord)
@@ -141,7 +136,7 @@ class Run:
         return self.timer.timed(phase)
 
     def score(self, groups: Sequence[Group], version: int) -> RolloutBatch:
-        """The batch of the groups, with the streams that the algorithm needs. `version`: of the weights that sampled."""
+        """The batch of the groups, with the streams that the algorithm needs. `version`: of the newest weights."""
         rollout, needs = collate(groups, seed=self.config.seed, version=version), self.algorithm.needs
         if "parts" in needs:
             rollout = rollout.with_batch(_with_parts(rollout, self.part_names))
@@ -180,8 +175,13 @@ class Run:
         return metrics
 
     def publish(self, version: int) -> None:
-        """Hand the learner's weights to the engine."""
-        self.engine.publish(weights(self.learner.model), version)
+        """Hand the learner's weights to the engine, unless samples come from the starting ones for the whole run."""
+        if self.config.rollout.policy == "newest":
+            self.engine.publish(self.policy_weights(), version)
+
+    def policy_weights(self) -> Iterable[tuple[str, torch.Tensor]]:
+        """The learner's weights of now, as the engine takes them."""
+        return weights(self.learner.model)
 
     async def finish(self, step: int, taken: Taken, rollout: RolloutBatch, metrics: Metrics) -> None:
         """Controllers, evaluation, report, stage and checkpoint of step `step` (counted from 1), each when due."""
@@ -191,7 +191,8 @@ class Run:
         self.controls.observe("after_epochs", metrics.as_dict() | samples)
         if self._eval_due(step):
             with self.timed("eval"):
-                await self._evaluate(metrics)
+                await self._evaluate(step, metrics)
+        self._refresh(step)
         record = self._record(step, metrics)
         self.reporter.step(record, taken.groups, rollout.batch.advantages_T)
         self._keep(step, rollout)
@@ -207,7 +208,8 @@ class Run:
         keep = self.config.checkpoint.keep_last
         root = self.folder / CHECKPOINTS
         learner, state = self.learner, self.state_dict(step)
-        save_checkpoint(root, step, learner.model, learner.stepper.optimizer, state, keep, trained_beside(self.critic))
+        others = beside(self.critic, learner, self.config.ref)
+        save_checkpoint(root, step, learner.model, learner.stepper.optimizer, state, keep, others)
 
     def state_dict(self, step: int) -> dict[str, Any]:
         """Everything beside tensors that a resumed run needs to go on as if it had not stopped."""
@@ -236,7 +238,8 @@ class Run:
     def end(self) -> None:
         """Export the model, also when a kill came between the last checkpoint and its export; say what to do next."""
         folder = self.folder
-        remove_leftovers(folder / EXPORT)
+        for name in (EXPORT, CRITIC_EXPORT):
+            remove_leftovers(folder / name)
         self.export(folder / EXPORT)
         reward = " --reward path/file.py:function" if self.brought.rewards else ""
         self.reporter.finish(
@@ -248,8 +251,13 @@ class Run:
         )
 
     def export(self, folder: Path) -> None:
-        """Write the model in Hugging Face format."""
+        """Write the model in Hugging Face format, and the critic beside it, as a sequence-classification model."""
         export_hf(self.learner.model, self.tokenizer, folder)
+        if self.critic is not None:
+            try:
+                export_scorer(self.critic.model, self.tokenizer, folder.with_name(CRITIC_EXPORT))
+            except ModelLoadError as error:  # the run is not worth less for it
+                warnings.warn(f"the critic is not exported: {error}", stacklevel=2)
 
     def _enter(self) -> None:
         """Put the stage in place: its rules, beside what they remember, and how it samples and learns."""
@@ -264,6 +272,13 @@ class Run:
         if rollouts.adaptive is not None and known is not None:
             rollouts.adaptive.load_state_dict(known.state_dict())
         self.learner.config, self.learner.temperature = phase.config.actor, sampled.temperature
+
+    def _refresh(self, step: int) -> None:
+        """Make the policy of now the reference, where that is due."""
+        section, learner = self.config.ref, self.learner
+        every = None if section is None else section.refresh_steps
+        if learner.reference is not None and every is not None and step % every == 0:
+            learner.reference.load_weights(weights(learner.model))
 
     def _keep(self, step: int, rollout: RolloutBatch) -> None:
         """The numbers of the step, for `partita replay`."""
@@ -291,20 +306,16 @@ class Run:
         self.controls.observe(when, metrics)
         return self.controls.apply(self.algorithm)
 
-    async def _evaluate(self, metrics: Metrics) -> None:
+    async def _evaluate(self, step: int, metrics: Metrics) -> None:
+        """Of the policy of now, also where the engine holds the starting one; that is in place again afterwards."""
         assert self.eval_plan is not None, "an evaluation is due only with a plan"
-        plan = self.eval_plan
-        try:
-            result = await plan.evaluator.run(plan.prompts, plan.sampling, self.config.evaluator.n_samples)
-        except NothingScored as error:  # the step that was learned is worth more than its evaluation
-            metrics.put("eval/error_share", 1.0)
-            warnings.warn(f"evaluation: {error}", stacklevel=2)
-            return
-        metrics.put("eval/error_share", result.error_share)
-        metrics.put("eval/reward", result.mean.mean)
-        if result.mean.low is not None and result.mean.high is not None:
-            metrics.put("eval/reward_low", result.mean.low)
-            metrics.put("eval/reward_high", result.mean.high)
+        others = self.config.rollout.policy != "newest"
+        if others:
+            self.engine.publish(self.policy_weights(), step)
+        for name, value in (await self.eval_plan.measured(self.config.evaluator.n_samples)).items():
+            metrics.put(name, value)
+        if others:
+            self.engine.publish(self.starting.items(), 0)
 
     def _record(self, step: int, metrics: Metrics) -> StepRecord:
         times = self._times()
@@ -344,6 +355,16 @@ class Run:
     def _save_due(self, step: int) -> bool:
         every = self.config.checkpoint.freq_steps
         return self._over(step) or (every is not None and step % every == 0)
+
+
+def beside(critic: Critic | None, learner: Learner, ref: RefConfig | None) -> dict[str, Kept]:
+    """What a checkpoint holds beside the policy, by name: a critic of its own, and a reference that was refreshed."""
+    found = dict[str, Kept]()
+    if critic is not None and not critic.config.shared:
+        found["critic"] = (critic.model, critic.stepper.optimizer)
+    if learner.reference is not None and ref is not None and ref.refresh_steps is not None:
+        found["reference"] = (learner.reference, None)
+    return found
 
 
 def _with_parts(rollout: RolloutBatch, names: Sequence[str]) -> Batch:

@@ -18,10 +18,12 @@ from typing import Literal, get_args, get_origin
 
 import algorithm_tables as tables
 import pages
+import preference_tables as preferences
 from algorithm_tables import Words
 
 from partita.algo import (
     balance,
+    bradley,
     center,
     controllers,
     correct,
@@ -47,7 +49,7 @@ DOCS = pages.ROOT / "docs"
 SOURCES = DOCS / "src" / "algorithms"
 INDEX = "index"
 PART_MODULES = (
-    balance, center, controllers, correct, credit, gate, keep, kl_control, norm, pairwise, penalty, ratio, reduce, rows,
+    balance, bradley, center, controllers, correct, credit, gate, keep, kl_control, norm, pairwise, penalty, ratio, reduce, rows,
     shape, value,
 )  # fmt: skip
 BLOCKS: Mapping[str, Callable[..., str]] = {
@@ -63,7 +65,11 @@ BLOCKS: Mapping[str, Callable[..., str]] = {
     "kl_gradients": tables.kl_gradients,
     "trpo": tables.trpo,
     "entropy_forms": tables.entropy_forms,
-    "pair_losses": tables.pair_losses,
+    "pair_losses": preferences.pair_losses,
+    "judged_losses": preferences.judged_losses,
+    "reward_losses": preferences.reward_losses,
+    "methods": preferences.methods,
+    "dpo_gradients": preferences.dpo_gradients,
     "pass_at": tables.pass_at,
     "maj_at": tables.maj_at,
 }
@@ -98,6 +104,9 @@ CHINESE = Words(
     {
         # lines of a source's own formula
         "b any baseline that does not depend on the sample": "b 为不依赖该样本的任意基线",
+        "o is right": "o 正确",
+        "o from the SFT model": "o 来自 SFT 模型",
+        "o from the policy of now": "o 来自当前策略",
         "over the G samples of a prompt": "统计范围为同一 prompt 的 G 个样本",
         "C the generation budget": "C 为生成长度预算",
         "on groups with": "只用满足条件的组：",
@@ -140,6 +149,23 @@ CHINESE = Words(
         "IQR_ref of the first step with one": "IQR_ref 取首个大于 0 的 IQR",
         r"from (\S+), within (\S+) to (\S+)": r"初值 \1，范围 \2 到 \3",
         "h per token": "h 按 token 平均",
+        "h of mean log-probs": "h 为平均对数概率之差",
+        "c and r mean log-probs": "c、r 为平均对数概率",
+        "(.*) if desirable, else (.*)": r"合意：\1；不合意：\2",
+        # the unified view
+        "Online RFT": "在线 RFT",
+        "none: a demonstration counts as right": "无：示范即视为正确",
+        "demonstrations": "示范",
+        "pairs of samples of the SFT model": "SFT 模型的样本对",
+        "samples of the SFT model": "SFT 模型的样本",
+        "groups of samples of the policy": "策略的样本组",
+        "samples of the policy": "策略的样本",
+        "a preference, or a rule": "偏好，或规则",
+        "a rule": "规则",
+        "a reward model": "奖励模型",
+        "1 if right, else 0": "正确则为 1，否则为 0",
+        "(.*) chosen, (.*) rejected": r"被选 \1，被拒 \2",
+        "A_t by GAE": "A_t，由 GAE 给出",
         # where something stands
         "section 3, equation 7; advantages: equations 11 and 12": "第 3 节，公式 7；优势：公式 11 和 12",
         "sections 5.1 and 5.2, Self-Adaptive Policy Optimization": "第 5.1、5.2 节（自适应策略优化）",
@@ -168,6 +194,11 @@ CHINESE = Words(
         "^weight$": "权重",
         "^credit$": "信用",
         "^rewards?$": "奖励",
+        "^method$": "方法",
+        "^data$": "数据",
+        "^gradient coefficient$": "梯度系数",
+        "^desirable$": "合意",
+        "^undesirable$": "不合意",
         "^critic$": "评论家",
         "^balance$": "平衡",
         "^kept$": "保留",

@@ -20,7 +20,6 @@ from partita.algo.controllers import AdaptiveEntropy
 from partita.algo.explain import BASELINE, SLOTS, Subject, filling, shown, subject, value_at, yaml
 from partita.algo.keys import AdaptiveEntropyConfig, AlgorithmKeys, CorrectionConfig
 from partita.algo.objective import Row, in_symbols, objective
-from partita.algo.pairwise import Hinge, Ipo, Sigmoid
 from partita.algo.presets import PRESETS
 from partita.algo.sources import SOURCES
 from partita.algo.tokens import Current
@@ -43,7 +42,7 @@ ENTROPIES = (0.3, 0.19, 0.18, 0.25, 0.15, 0.2)
 RATIOS = (0.5, 0.75, 0.9, 1.0, 1.1, 1.25, 1.5, 3.5)
 SYMBOLS = frozenset(
     ["clip", "mean", "sqrt", "log", "exp", "min", "max", "std", "var", "GAE", "IQR", "token", "prompt", "grpo", "GSPO", "DAPO",
-     "REINFORCE", "Lite", "PPO", "TRL", "verl", "README"]
+     "REINFORCE", "Lite", "PPO", "TRL", "verl", "README", "SFT", "RFT", "DPO", "GRPO", "DeepSeekMath", "odds", "sign"]
 )  # fmt: skip
 """What is written the same in every language."""
 
@@ -149,7 +148,7 @@ def _leaves(values: Mapping[str, Any]) -> Iterator[str]:
 def example(words: Words, *names: str) -> str:
     """The same rewards as advantages, by preset."""
     head = [words("rewards"), *(code(" ".join(f"{reward:g}" for reward in group)) for group in REWARDS)]
-    rows = [[code(name), *(code(_numbers(group.tolist())) for group in advantages(name).view(3, 4))] for name in names]
+    rows = [[code(name), *(code(numbers(group.tolist())) for group in advantages(name).view(3, 4))] for name in names]
     return table(head, rows)
 
 
@@ -179,7 +178,8 @@ def _one_token_samples(reward_PK: Tensor) -> Batch:
     )
 
 
-def _numbers(values: Iterable[float], digits: int = 3) -> str:
+def numbers(values: Iterable[float], digits: int = 3) -> str:
+    """Numbers with as many digits, a space between them."""
     rounded = (round(value, digits) + 0.0 for value in values)  # no -0
     return " ".join(f"{value:.{digits}f}" for value in rounded)
 
@@ -190,7 +190,7 @@ def gates(words: Words) -> str:
     for name in ("ppo", "dapo", "sapo", "cispo", "decoupled_clip", "reinforce"):
         for sign in (1.0, -1.0):
             left = _coefficients(subject(name).composed(), sign)
-            rows.append([code(name), "A > 0" if sign > 0 else "A < 0", *(_numbers([value], 2) for value in left)])
+            rows.append([code(name), "A > 0" if sign > 0 else "A < 0", *(numbers([value], 2) for value in left)])
     return table([words("preset"), "", *(f"ρ = {ratio:g}" for ratio in RATIOS)], rows)
 
 
@@ -219,7 +219,7 @@ def compare(words: Words) -> str:
 
 def page_of(name: str) -> str:
     """The page on which a preset is explained."""
-    return "areal" if name in AREAL else {"ppo_penalty": "ppo"}.get(name, name)
+    return "areal" if name in AREAL else {"ppo_penalty": "ppo", "online_rft": "rft"}.get(name, name)
 
 
 def all_keys(words: Words) -> str:
@@ -292,7 +292,7 @@ def _gradient(of: Callable[[Tensor, Tensor], Tensor]) -> str:
     ref = torch.log_softmax(torch.tensor([0.0, 0.4, -0.1], dtype=torch.float64), 0)
     log_p = torch.log_softmax(logits, 0)
     (grad,) = torch.autograd.grad(of(log_p.exp(), log_p - ref), logits)
-    return code(_numbers(grad.tolist()))
+    return code(numbers(grad.tolist()))
 
 
 def trpo(words: Words) -> str:
@@ -300,13 +300,13 @@ def trpo(words: Words) -> str:
     logits, gains = torch.tensor([0.2, -0.1, 0.4]).double(), torch.tensor([1.0, -0.5, 0.0]).double()
     step = natural_gradient_step(logits, gains, delta=0.01)
     vectors = (("z", logits), ("A", gains), ("g", step.gradient_V), ("x", step.step_V))
-    numbers = (
+    found = (
         ("½ xᵀFx", step.quadratic_kl),
         ("KL(old ‖ new)", step.exact_kl),
         ("E_new[A] - E_old[A]", step.surrogate_gain),
     )
-    rows = [(name, _numbers(values.tolist(), 4)) for name, values in vectors]
-    return fenced(aligned(Words(), [*rows, *((name, _numbers([float(value)], 6)) for name, value in numbers)]))
+    rows = [(name, numbers(values.tolist(), 4)) for name, values in vectors]
+    return fenced(aligned(Words(), [*rows, *((name, numbers([float(value)], 6)) for name, value in found)]))
 
 
 def entropy_forms(words: Words) -> str:
@@ -340,24 +340,15 @@ def _applied(form: AdaptiveEntropyConfig) -> list[str]:
     return found
 
 
-def pair_losses(words: Words) -> str:
-    """The losses of preference pairs and their values at three differences h of the two log-ratios."""
-    rows: list[list[str]] = []
-    for part in (Sigmoid(0.1), Sigmoid(0.1, label_smoothing=0.1), Hinge(0.1), Ipo(0.1)):
-        values = (float(part(torch.tensor(h, dtype=torch.float64))) for h in (-2.0, 0.0, 2.0))
-        rows.append([code(shown(part)), code(words(in_symbols(part))), *(_numbers([value]) for value in values)])
-    return table([words("part"), words("loss"), "h = -2", "h = 0", "h = 2"], rows)
-
-
 def pass_at(words: Words) -> str:
     """pass@k of eight samples, by how many are right."""
     sizes = (1, 2, 4, 8)
-    rows = [[f"{right}", *(_numbers([pass_at_k(8, right, k)]) for k in sizes)] for right in (0, 1, 3, 8)]
+    rows = [[f"{right}", *(numbers([pass_at_k(8, right, k)]) for k in sizes)] for right in (0, 1, 3, 8)]
     return table([words("right of 8"), *(f"pass@{k}" for k in sizes)], rows)
 
 
 def maj_at(words: Words) -> str:
     """maj@k of six answers, by the answer that counts as right."""
     answers, sizes = ("7", "7", "9", "7", "3", "9"), (1, 2, 3, 4, 6)
-    rows = [[code(gold), *(_numbers([maj_at_k(answers, gold, k)]) for k in sizes)] for gold in ("7", "9", "3")]
+    rows = [[code(gold), *(numbers([maj_at_k(answers, gold, k)]) for k in sizes)] for gold in ("7", "9", "3")]
     return table([words("right answer"), *(f"maj@{k}" for k in sizes)], rows)

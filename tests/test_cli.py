@@ -177,7 +177,10 @@ def test_a_run_with_a_reward_from_python_is_not_judged_by_another(tmp_path: Path
 
 def test_wrong_targets_are_named(tmp_path: Path) -> None:
     refused(call("train", tmp_path / "no.yaml"), f"cannot read {tmp_path}/no.yaml: No such file or directory")
-    refused(call("train", "grop"), "grop: neither a YAML file nor a preset. Near: grpo. Presets: reinforce, ppo")
+    refused(
+        call("train", "grop"),
+        "grop: neither a YAML file nor a preset. Near: grpo. Presets: reinforce, rft, online_rft, ppo",
+    )
     refused(call("train", "--resume", tmp_path), f"{tmp_path} is not a run folder", "config.yaml")
     nothing = call("train")
     assert nothing.code == 2

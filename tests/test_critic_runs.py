@@ -9,6 +9,7 @@ import torch
 from running import Ended, call, settings
 from safetensors.torch import load_file
 from test_resume import folder_of, kill_after, outcome, train
+from transformers import AutoModelForSequenceClassification
 
 STEPS = 8
 
@@ -60,6 +61,16 @@ def test_while_it_warms_up_only_the_critic_learns(words) -> None:
     assert call("replay", folder, "--step", 1).code == 0
 
 
+def test_the_critic_is_exported_beside_the_policy_and_may_begin_another_run(words) -> None:
+    folder, _ = folder_of(words(total_train_steps=2)), ended("ppo", *words(total_train_steps=2))
+    scorer = AutoModelForSequenceClassification.from_pretrained(folder / "export_critic")
+    head = saved(folder, 2, "critic.safetensors")["value_head.weight"]
+    assert torch.equal(scorer.score.weight.detach(), head) and head.abs().sum() > 0
+    again = words("again", total_train_steps=1, critic__path=folder / "export_critic", critic__optimizer__lr=0.0)
+    ended("ppo", *again)
+    assert torch.equal(saved(folder_of(again), 1, "critic.safetensors")["value_head.weight"], head)
+
+
 def test_a_critic_on_the_policy_s_weights_is_saved_with_them(words) -> None:
     given = words(critic__shared="true", critic__vf_coef=0.5, total_train_steps=2)
     out = ended("ppo", *given).out
@@ -84,7 +95,7 @@ def test_a_checkpoint_without_a_critic_cannot_be_gone_on_from_with_one(words) ->
     ended("ppo", *given)
     refused = call("train", "--resume", folder_of(given), "critic.shared=false", "total_train_steps=4")
     assert refused.code == 1
-    assert "it was saved by a run that trained no critic" in refused.err
+    assert "it was saved by a run that kept no critic" in refused.err
 
 
 @pytest.mark.slow

@@ -1,12 +1,16 @@
 """Every Python example of the hand-written pages runs, and the pages name every key and every metric."""
 
+import json
 import re
 from dataclasses import fields
 from pathlib import Path
 
 import pytest
 import test_loop
+from running import call
 
+from partita.report.sinks import read_metrics
+from partita.tasks.conversations import LAYOUTS, RowReader
 from partita.tasks.reward import RewardConfig
 from partita.tasks.settings import ColumnsConfig, DatasetConfig
 
@@ -67,6 +71,59 @@ def test_every_metric_of_a_run_is_explained(name, tmp_path):
     assert len(found) > 30
     assert {metric for metric in found if not documented(metric)} == set()
     assert not documented("reward/first")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("words", ["sft", "rm", "dpo", "dpo loss.type=simpo", "dpo loss.type=kto"])
+def test_every_metric_of_training_on_data_is_explained(words, tmp_path, model_folder):
+    command, *rest = words.split()
+    given, file = {"sft": 0, "rm": 5}.get(command, 5), tmp_path / "rows.jsonl"
+    row = json.loads(blocks("training-on-data.md", "jsonl")[0].splitlines()[6 if "kto" in words else given])
+    rows = [{**row, "prompt": f"What is {n}?"} if given else row for n in range(4)]
+    file.write_text("".join(f"{json.dumps(one)}\n" for one in rows))
+    settings = [f"actor.path={model_folder}", f"output_dir={tmp_path}", f"valid_dataset.path={file}"]
+    ended = call(command, file, *settings, "report.console=quiet", *rest)
+    assert ended.code == 0, ended.err
+    [record] = read_metrics(tmp_path / "run" / "001" / "metrics.jsonl")
+    names = {re.sub("^eval/(?!loss)", "", name) for name in record.metrics}
+    assert len(names) > 10
+    assert {name for name in names if not documented(name)} == set()
+
+
+@pytest.mark.slow
+def test_every_metric_of_a_critic_is_explained(tmp_path, model_folder, vowels):
+    words = [f"actor.path={model_folder}", f"output_dir={tmp_path}", f"reward.functions=[{vowels}]"]
+    small = ["train_dataset.batch_size=2", "gconfig.n_samples=2", "gconfig.max_new_tokens=4", "total_train_steps=1"]
+    ended = call("train", "ppo", *words, *small, "report.console=quiet")
+    assert ended.code == 0, ended.err
+    [record] = read_metrics(tmp_path / "ppo" / "001" / "metrics.jsonl")
+    names = {name for name in record.metrics if name.startswith("critic/")}
+    assert len(names) > 5
+    assert {name for name in names if not documented(name)} == set()
+
+
+def test_the_printed_rows_are_read_as_the_page_says():
+    lines = [json.loads(line) for line in blocks("training-on-data.md", "jsonl")[0].splitlines()]
+    reader = RowReader()
+    for row in lines[:5]:
+        assert sum(reader.conversation(row).learned) == 1
+    pair, judged = reader.comparison(lines[5]), reader.judgement(lines[6])
+    assert (pair.chosen.messages[-1]["content"], pair.margin) == ("42", 1.0)
+    assert not judged.good
+    text = (DOCS / "training-on-data.md").read_text(encoding="utf-8")
+    assert all(f"`{name}`" in text for name in LAYOUTS)
+
+
+@pytest.mark.parametrize("page", ["training-on-data.md", "lora.md", "models-in-memory.md"])
+def test_a_page_and_its_translation_have_the_same_shape(page):
+    shapes = []
+    for name in (page, f"zh/{page}"):
+        text = (DOCS / name).read_text(encoding="utf-8")
+        code = re.findall(r"^```.*?^```$", text, flags=re.MULTILINE | re.DOTALL)
+        prose = re.sub(r"^```.*?^```$", "", text, flags=re.MULTILINE | re.DOTALL)
+        counted = [len(re.findall(pattern, prose, re.MULTILINE)) for pattern in ("^#", "^- ", r"^\|")]
+        shapes.append((re.sub(r"\s*# .*", "", "".join(code)), counted))
+    assert shapes[0] == shapes[1]
 
 
 def test_both_readmes_have_the_same_commands_and_headings():

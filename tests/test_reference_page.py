@@ -1,15 +1,20 @@
-"""docs/reference/config.md is what the schema says today."""
+"""The pages below docs/reference are what the schema says today."""
+
+import re
 
 import pages
 import reference
 
+from partita.config.schema import keys_of
+from partita.offline.config import KINDS
 
-def test_the_page_on_disk_is_the_generated_one():
+
+def test_the_pages_on_disk_are_the_generated_ones():
     assert pages.stale(reference.generated(), reference.COMMAND) == []
 
 
 def test_every_section_of_a_run_has_a_heading():
-    [text] = reference.generated().values()
+    text = reference.generated()[reference.PAGE]
     for section in (
         "gconfig",
         "rollout",
@@ -21,6 +26,16 @@ def test_every_section_of_a_run_has_a_heading():
         "report",
     ):
         assert f"\n## `{section}`\n" in text
+
+
+def test_every_key_of_training_on_data_is_listed_once():
+    text = reference.generated()[reference.OFFLINE]
+    listed = re.findall(r"^\| `([\w.]+)` \|", text, flags=re.MULTILINE)
+    assert sorted({*listed} - {"kind"}) == sorted(name for name in listed if name != "kind")
+    assert listed.count("kind") == len(KINDS)
+    for config in KINDS.values():
+        for name, key in keys_of(config).items():
+            assert name in listed if key.section is None else f"\n## `{name}`\n" in text
 
 
 def test_a_stale_page_is_named_with_its_difference(tmp_path, monkeypatch):

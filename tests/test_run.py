@@ -57,6 +57,23 @@ def test_samples_are_never_stale_here() -> None:
     assert idle("actor.max_staleness=2") == ["actor.max_staleness 2"]
 
 
+def test_samples_of_the_starting_policy_grow_older_with_every_step() -> None:
+    assert config("algorithm=rft").rollout.policy == "starting"
+    assert config("algorithm=rft", "rollout.policy=newest").rollout.policy == "newest"
+    with pytest.raises(
+        ConfigError, match=r"rollout.policy=starting with actor.max_staleness=2: .* leave max_staleness out"
+    ):
+        config("algorithm=rft", "actor.max_staleness=2")
+    assert idle("actor.prox_logp_method=loglinear") == ["actor.prox_logp_method loglinear"]
+    assert idle("actor.prox_logp_method=loglinear", "rollout.policy=starting") == []
+
+
+def test_a_ratio_that_takes_other_samples_for_the_policys_own_is_warned_of() -> None:
+    assert composed(config("algorithm=rft", "gconfig.n_samples=4")).cautions == ()
+    (line,) = composed(config("algorithm=grpo", "gconfig.n_samples=4", "rollout.policy=starting")).cautions
+    assert line.startswith("rollout.policy starting: ") and "actor.use_decoupled_loss=true" in line
+
+
 def test_a_critic_is_declared_and_judged_like_an_actor() -> None:
     words = ["critic.path=somewhere", "critic.optimizer.lr=1e-5", "critic.mb_spec.max_tokens_per_mb=64"]
     assert config().critic is None

@@ -201,12 +201,23 @@ def test_text_that_looks_like_an_interpolation_survives_a_stage() -> None:
 
 @pytest.mark.parametrize("name", [name for name in PRESETS if not name.startswith("areal_")])
 def test_every_preset_may_begin_in_a_stage(name: str) -> None:
-    whole = config([{"until": {"step": 3}}, {"set": {"algorithm": name}}], "algorithm=reinforce")
+    sampler = "starting" if name == "rft" else "newest"
+    words = ("algorithm=reinforce", f"rollout.policy={sampler}")  # fixed for the whole run
+    whole = config([{"until": {"step": 3}}, {"set": {"algorithm": name}}], *words)
     alone = composed(config([], f"algorithm={name}")).stages[0]
     staged = composed(whole).stages[1]
     assert replace(staged.config.actor, loss_agg_constant=None) == replace(alone.config.actor, loss_agg_constant=None)
     assert staged.config.gconfig == alone.config.gconfig
     assert staged.algorithm == alone.algorithm
+
+
+@pytest.mark.parametrize(("run", "stage"), [("online_rft", "rft"), ("rft", "online_rft"), ("rft", "grpo")])
+def test_a_stage_cannot_change_whose_samples_a_run_learns_from(run: str, stage: str) -> None:
+    whole = config([{"until": {"step": 3}}, {"set": {"algorithm": stage}}], f"algorithm={run}")
+    with pytest.raises(
+        ConfigError, match=rf"stages\[1\].set.algorithm: {stage} samples from rollout.policy=.* whole run"
+    ):
+        composed(whole)
 
 
 def test_the_constant_is_one_number_for_the_whole_run() -> None:

@@ -46,7 +46,7 @@ from partita.algo.penalty import EntropyBonus, KlLoss, Penalty, StepKl
 from partita.algo.ratio import RATIOS
 from partita.algo.reduce import PromptTokenMean, Reduce, SeqMeanTokenMean, SeqMeanTokenSum, TokenMean
 from partita.algo.rows import RowRule, Stale, Truncated
-from partita.algo.shape import Bias, Clip, Factor, KlInReward, Overlong, PartsNorm, RewardNorm, Shape
+from partita.algo.shape import Bias, Clip, Factor, KlInReward, Overlong, PartsNorm, RewardNorm, Right, Shape
 from partita.algo.value import ClippedSquare
 from partita.ops.divergence import ESTIMATORS
 
@@ -148,6 +148,8 @@ def _shape(keys: AlgorithmKeys, max_new_tokens: int, part_weights: tuple[float, 
     norm = None if keys.reward_norm is None else _norm(keys.reward_norm, varies=False)
     if norm is not None and keys.reward_norm_per_part:
         parts.append(PartsNorm(norm, part_weights))
+    if keys.reward_threshold is not None:
+        parts.append(Right(keys.reward_threshold))
     if keys.overlong_reward_penalty:
         window = overlong_window(keys, max_new_tokens)
         parts.append(Overlong(max_new_tokens, window, keys.overlong_penalty_factor))

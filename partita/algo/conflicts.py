@@ -151,6 +151,11 @@ def _norm_conflicts(keys: AlgorithmKeys, n_samples: int) -> list[str]:
         found.append("actor.reward_norm_per_part true needs actor.reward_norm: the statistics of each part")
     elif keys.reward_norm_per_part and keys.reward_norm is not None and runs(keys.reward_norm):
         found.append("actor.reward_norm_per_part true with a level ema: running statistics are of one number only")
+    if keys.reward_norm_per_part and keys.reward_threshold is not None:
+        found.append(
+            f"actor.reward_threshold {keys.reward_threshold:g} with actor.reward_norm_per_part true: the threshold is on the "
+            "sum of the rewards, which the parts' statistics replace. Leave one of the two out"
+        )
     return found
 
 

@@ -18,6 +18,7 @@ from partita.algo.objective import Row, first_sentence, in_symbols, lettered, ob
 from partita.algo.presets import keys_of, preset
 from partita.algo.review import review
 from partita.algo.sources import SOURCES, PaperValue, Source
+from partita.algo.unified import coefficient_rows
 
 BASELINE = "grpo"
 SLOTS = (
@@ -104,6 +105,7 @@ def chapters(told: Subject, against: str | None = None) -> list[Chapter]:
     filled = f"n_samples {told.n_samples}, max_new_tokens {told.max_new_tokens}"
     whole = [
         Chapter("Objective", (*objective(algorithm, rules), *_sampling(told)), formula=True),
+        Chapter("Gradient coefficient", tuple(coefficient_rows(told.in_letters())), formula=True),
         *([] if told.source is None else _published(told, told.source)),
         Chapter("Keys", tuple((path, yaml(value)) for path, value in _listed(told).items())),
         Chapter(f"Parts ({filled})", tuple(described(algorithm))),
@@ -114,7 +116,8 @@ def chapters(told: Subject, against: str | None = None) -> list[Chapter]:
     ]
     if against is not None or told.title != BASELINE:
         other = replace(subject(against or BASELINE), max_new_tokens=told.max_new_tokens)
-        whole.append(Chapter(f"Difference to {other.title}: keys", tuple(difference(told.keys, other.keys))))
+        rows = (*difference(told.keys, other.keys), *_differing_beside(told.beside, other.beside))
+        whole.append(Chapter(f"Difference to {other.title}: keys", rows))
         whole.append(Chapter(f"Difference to {other.title}: parts", tuple(parts_difference(told, other))))
     return [chapter for chapter in whole if chapter.rows]
 
@@ -234,6 +237,13 @@ def _differing(mine: Any, theirs: Any, prefix: str, declared: type[Any]) -> Iter
             yield from _differing(left, right, f"{prefix}{item.name}.", cast(type[Any], type(left)))
         elif left != right:
             yield prefix + item.name, f"{yaml(left)} ({yaml(right)})"
+
+
+def _differing_beside(mine: Mapping[str, Any], theirs: Mapping[str, Any]) -> Iterator[Row]:
+    for path in dict.fromkeys((*mine, *theirs)):
+        left, right = (yaml(side[path]) if path in side else "not set" for side in (mine, theirs))
+        if left != right:
+            yield path, f"{left} ({right})"
 
 
 def _plain(lines: Iterable[str]) -> tuple[Row, ...]:

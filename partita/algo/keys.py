@@ -188,6 +188,9 @@ class CorrectionConfig:
 class AlgorithmKeys:
     """Every key that belongs to an algorithm; a preset sets some of them and resets the others."""
 
+    reward_threshold: float | None = key(
+        None, "count a reward from this on as 1 and any other as 0, before all other shaping: rejection sampling"
+    )
     overlong_reward_penalty: bool = key(False, "lower the reward of responses near the length limit")
     overlong_tokens: int | None = key(
         None,

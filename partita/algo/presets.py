@@ -37,6 +37,13 @@ GROUP_MEAN: dict[str, Any] = {
 LEAVE_ONE_OUT: dict[str, Any] = {
     "adv_norm": {"mean_level": "group", "mean_leave1out": True, "std_level": None},
 }
+# the log-likelihood of right samples, wrong ones are left out: no baseline, no ratio, no leash
+RIGHT_ONLY: dict[str, Any] = {
+    "adv_norm": None,
+    "importance_sampling_level": "none",
+    "loss_agg_mode": "seq_mean_token_mean",
+    "reward_threshold": 1.0,
+}
 # a critic's advantages, whitened over the tokens after the returns are taken
 CRITIC: dict[str, Any] = {
     "credit": "gae",
@@ -62,6 +69,11 @@ PRESETS: dict[str, dict[str, Any]] = {
         "importance_sampling_level": "none",
         "loss_agg_mode": "seq_mean_token_sum",
     },
+    "rft": {
+        **RIGHT_ONLY,
+        "rollout.policy": "starting",  # samples of the model that training started from
+    },
+    "online_rft": {**RIGHT_ONLY},  # samples of the policy of now
     "ppo": {
         **CRITIC,
         "eps_clip": 0.2,
@@ -223,5 +235,5 @@ class PresetExpansion:
 
 
 expand_preset = PresetExpansion(
-    frozenset(f"actor.{item.name}" for item in fields(AlgorithmKeys)) | {"gconfig.adaptive_n"}
+    frozenset(f"actor.{item.name}" for item in fields(AlgorithmKeys)) | {"gconfig.adaptive_n", "rollout.policy"}
 )

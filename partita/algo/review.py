@@ -64,6 +64,27 @@ def review(keys: AlgorithmKeys, *, n_samples: int, max_new_tokens: int) -> Revie
     return Review(tuple(_inactive(keys)), tuple(assumed), tuple(_advice(keys)))
 
 
+def of_starting_samples(keys: AlgorithmKeys) -> tuple[str, ...]:
+    """A warning where samples of the starting policy (`rollout.policy: starting`) are learned from as if they were the
+    policy's own; nothing for RFT, and where the ratio or a weight is against the sampler.
+    """
+    weighed = keys.use_decoupled_loss or (keys.correction is not None and keys.correction.kind not in MASKS_ONLY)
+    level, begin = keys.importance_sampling_level, "rollout.policy starting: samples are of the starting policy"
+    if weighed or (level != "none" and not keys.recompute_logprob):
+        return ()
+    if level != "none":
+        return (
+            f"{begin}, and actor.importance_sampling_level {level} takes them for samples of the policy before the step. Set "
+            "actor.use_decoupled_loss=true or actor.recompute_logprob=false, or algorithm=rft",
+        )
+    if keys.reward_threshold is None or keys.adv_norm is not None:
+        return (
+            f"{begin}, and nothing weighs them (actor.importance_sampling_level none): those with advantages below 0 are pushed "
+            "down ever further, however rare they have become. algorithm=rft learns from right ones only",
+        )
+    return ()
+
+
 def _assumed_correction(keys: AlgorithmKeys) -> list[str]:
     found: list[str] = []
     named = keys.correction
@@ -118,7 +139,8 @@ def _sleeping_shape(keys: AlgorithmKeys) -> dict[str, str]:
         sleeping["kl_estimator"] = "needs actor.kl_ctl above 0"
     if keys.credit == "process":
         shaping = (
-            "overlong_reward_penalty", "reward_bias", "reward_scaling", "reward_clip", "reward_norm", "reward_norm_per_part",
+            "reward_threshold", "overlong_reward_penalty",
+            "reward_bias", "reward_scaling", "reward_clip", "reward_norm", "reward_norm_per_part",
         )  # fmt: skip
         sleeping |= dict.fromkeys(shaping, "actor.credit process sums step rewards only")
     return sleeping
@@ -256,10 +278,29 @@ def _on_statistics(keys: AlgorithmKeys) -> list[str]:
         found.append(
             "actor.adv_norm.mean_leave1out with unit token leaves out one token, not one sample: this is not RLOO"
         )
+    found += _on_threshold(keys)
     if keys.overlong_reward_penalty:
         found.append(
             f"actor.overlong_penalty_factor {keys.overlong_penalty_factor} is in units of the task's reward: the paper "
             "takes 1 for rewards of -1 and 1, which is 0.5 for rewards of 0 and 1"
+        )
+    return found
+
+
+def _on_threshold(keys: AlgorithmKeys) -> list[str]:
+    found: list[str] = []
+    right, sampling = keys.reward_threshold, keys.dynamic_sampling
+    if right is None or keys.credit == "process":
+        return found
+    if sampling is not None and sampling.filter == "mixed_outcomes" and sampling.correct_threshold != right:
+        found.append(
+            f"actor.reward_threshold {right:g} with actor.dynamic_sampling.correct_threshold {sampling.correct_threshold:g}: "
+            "groups are filtered by another idea of right than samples are learned by"
+        )
+    if sampling is not None and sampling.filter == "mixed_rewards":
+        found.append(
+            f"actor.reward_threshold {right:g} with actor.dynamic_sampling.filter mixed_rewards: raw rewards may differ in a "
+            "group whose samples are all right or all wrong; mixed_outcomes looks at the threshold"
         )
     return found
 

@@ -2,7 +2,7 @@
 
 Shapes: T packed trained tokens, S samples. Each part maps a batch to a batch; `score_S` is the score so far, in
 float64, and `token_rewards_T` what is paid on single tokens. `counted_S` names the samples that enter statistics.
-Left out: the order. `compose` fixes it: overlong, bias, scale, clip, normalisation, KL.
+Left out: the order. `compose` fixes it: right, overlong, bias, scale, clip, normalisation, KL.
 """
 
 from __future__ import annotations
@@ -37,6 +37,25 @@ class Shape(Protocol):
     def formula(self) -> str:
         """What becomes of the score r, in symbols."""
         ...
+
+
+@dataclass(frozen=True)
+class Right:
+    """1 where the task's reward r is at least c, else 0: only right samples are learned from (rejection-sampling fine-tuning,
+    DeepSeekMath, arXiv 2402.03300, appendix A.1.2 and A.1.3).
+    """
+
+    threshold: float
+    needs = NOTHING
+
+    def __call__(self, batch: Batch, counted_S: Tensor) -> Batch:
+        """Replace the score, which is still the task's reward."""
+        right_S = present(batch.score_S, "score_S") >= self.threshold
+        return batch.with_(score_S=right_S.to(torch.float64))
+
+    def formula(self) -> str:
+        """The new score."""
+        return f"1[r ≥ {self.threshold:g}]"
 
 
 @dataclass(frozen=True)

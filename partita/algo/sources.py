@@ -34,6 +34,7 @@ class Source:
 
 
 GROUP_SCORE = "A_i = (r_i - mean(r)) / std(r), over the G samples of a prompt"
+DEEPSEEKMATH = "DeepSeekMath: Pushing the Limits of Mathematical Reasoning in Open Language Models"
 AREAL_URL = "https://inclusionai.github.io/AReaL/"
 AREAL_PAGE = "AReaL documentation, PPO, GRPO and related algorithms (AReaL: arXiv 2505.24298)"
 ARTICLE = "从PPO到SAPO：大语言模型策略优化算法推导与实战"
@@ -56,6 +57,20 @@ SOURCES: dict[str, Source] = {
         1992,
         "section 5",
         ("∇J = E[(r - b) Σ_t ∇ log π(o_t)]", "b any baseline that does not depend on the sample"),
+    ),
+    "rft": Source(
+        f"{DEEPSEEKMATH} (RFT)",
+        "https://arxiv.org/abs/2402.03300",
+        2024,
+        "section 5.2.1; appendix A.1.2",
+        ("∇J = E[1/|o| Σ_t 1[o is right] ∇ log π(o_t)], o from the SFT model",),
+    ),
+    "online_rft": Source(
+        f"{DEEPSEEKMATH} (Online RFT)",
+        "https://arxiv.org/abs/2402.03300",
+        2024,
+        "section 5.2.1; appendix A.1.3",
+        ("∇J = E[1/|o| Σ_t 1[o is right] ∇ log π(o_t)], o from the policy of now",),
     ),
     "ppo": Source(
         "Proximal Policy Optimization Algorithms (PPO-Clip)",
@@ -84,7 +99,7 @@ SOURCES: dict[str, Source] = {
         (PaperValue("actor.kl_controller.target", 0.01, "table 1"),),
     ),
     "grpo": Source(
-        "DeepSeekMath: Pushing the Limits of Mathematical Reasoning in Open Language Models (GRPO)",
+        f"{DEEPSEEKMATH} (GRPO)",
         "https://arxiv.org/abs/2402.03300",
         2024,
         "section 4.1, equations 3 and 4",

@@ -115,6 +115,11 @@ class RolloutConfig:
         False,
         "let torch.compile write the layers that decode: some 20 s at the start, and on CPUs slower than the built-in way",
     )
+    policy: Literal["newest", "starting"] = key(
+        "newest",
+        "whose weights sample: the policy of now, or, for the whole run, those that training started from (RFT); "
+        "evaluations are of the policy of now in both",
+    )
     max_head_offpolicyness: int = key(0, "weight versions that a trained sample may be old; 0 is synchronous", ge=0)
 
 

@@ -13,6 +13,7 @@ from partita.evals.estimators import Estimate, avg_at_k
 from partita.records import Group, Prompt
 from partita.rollout.episodes import RolloutError, Scorer, Setting, play
 from partita.rollout.workflow import Workflow
+from partita.tasks.reward import Judge
 
 EVAL_STREAM = 1  # training draws from stream 0
 
@@ -48,13 +49,14 @@ class Evaluator:
     workflow: Workflow
     scorer: Scorer
     seed: int
+    judge: Judge | None = None
 
     async def run(self, prompts: Sequence[Prompt], sampling: Sampling, n_samples: int) -> Evaluation:
         """Sample, score and estimate. Draws depend on (seed, prompt index, sample) only, so two models can be compared.
 
         Raises NothingScored when no sample could be scored, with the first error.
         """
-        setting = Setting(self.engine, self.workflow, self.scorer, sampling, self.seed, EVAL_STREAM)
+        setting = Setting(self.engine, self.workflow, self.scorer, sampling, self.seed, EVAL_STREAM, self.judge)
         groups = tuple(await play(setting, list(enumerate(prompts)), n_samples))
         failed = [sample for group in groups for sample in group.samples if sample.reward is None]
         rewards = [group.rewards for group in groups if group.rewards]

@@ -279,19 +279,13 @@ class _Slab:
         self.heads = some.stop - some.start
         self.queries, self.keys, self.values = (self._of_blocks(x) for x in given)
         self.often = work.often()
-        self.spaces = given[0].new_empty(
-            2, max(step.scores(self.heads, self.groups, self.sinks is not None).numel() for step in work.steps)
-        )
+        self.spaces = given[0].new_empty(2, max(self._shape(step).numel() for step in work.steps))
 
     def forward(self, out: Tensor, keeps: bool) -> list[Tensor]:
         """Fill `out` [K S, G D]; the weights of each step where they are to be kept."""
         out_b, kept = self._of_blocks(out), list[Tensor]()
         for step in self.work.steps:
-            space = (
-                out.new_empty(step.scores(self.heads, self.groups, self.sinks is not None))
-                if keeps
-                else self._space(step, 1)
-            )
+            space = out.new_empty(self._shape(step)) if keeps else self._space(step, 1)
             weights, _ = self._weights(step, step.queries(self.queries, self.groups), space)
             self._sum(step, weights, self.values, step.queries(out_b, self.groups))
             kept += [weights] if keeps else []
@@ -388,8 +382,11 @@ class _Slab:
                 part = torch.bmm(_fold(a, batch).transpose(1, 2), some)
                 x.add_(part.transpose(1, 2), alpha=factor)
 
+    def _shape(self, step: Step) -> torch.Size:
+        return step.scores(self.heads, self.groups, self.sinks is not None)
+
     def _space(self, step: Step, which: int) -> Tensor:
-        shape = step.scores(self.heads, self.groups, self.sinks is not None)
+        shape = self._shape(step)
         return self.spaces[which, : shape.numel()].view(shape)
 
 

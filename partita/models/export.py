@@ -2,32 +2,125 @@
 
 from __future__ import annotations
 
+import copy
 import re
 import shutil
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
-from transformers import PreTrainedTokenizerBase
+import torch
+from torch import Tensor
+from transformers import AutoModelForSequenceClassification, PreTrainedTokenizerBase
 
+from partita.models.adapters import merged_layer, swapped
+from partita.models.load import ModelLoadError
 from partita.models.packed import PackedModel
 from partita.models.quiet import quiet
+from partita.models.scoring import ScoreStats
 from partita.ops.disk import sync
 
 ASIDE = ".partita-export-"
+PAD = "<|pad|>"
+# around a chat template: no white space after the last turn, so that a conversation ends where the rows of training end
+ENDED = "{% set scored %}", "{% endset %}{{ scored if add_generation_prompt else scored.rstrip() }}"
 
 
 def export_hf(model: PackedModel, tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
     """Write weights (safetensors, in the model's dtype), configuration and tokenizer; replaces an older export.
 
     The files are written beside the target and renamed when complete: the target is never a part of an export. A kill
-    between the two renames that replace an older export leaves neither in its place; exporting again does.
+    between the two renames that replace an older export leaves neither in its place; exporting again does. Adapters are
+    merged in, so that the folder holds a plain model.
     """
+    with whole(folder) as part, quiet(), swapped(model.lm, merged_layer):
+        model.lm.save_pretrained(part)
+        tokenizer.save_pretrained(part)
+
+
+def export_scorer(
+    model: PackedModel, tokenizer: PreTrainedTokenizerBase, folder: Path, stats: ScoreStats | None = None
+) -> None:
+    """Write the backbone with its value head as a sequence-classification model with one label, as `export_hf` writes.
+
+    transformers reads a row's score before its padding, which it knows by the id: where the tokenizer pads with the end of a
+    text, or not at all, the folder gets a padding token of its own. A score is that of the token that ends the last answer:
+    the folder's chat template shows no white space after it. stats: where the scores lie, for whoever normalises them.
+    Raises ModelLoadError for a family without such a class, ValueError for a model without a value head.
+    """
+    scorer = _scorer_class(model)
+    tokenizer = copy.deepcopy(tokenizer)
+    tokenizer.chat_template = _ended(tokenizer.chat_template)
+    with quiet(), swapped(model.lm, merged_layer):
+        weights = _scorer_weights(model, scorer)
+        _set_padding(scorer, tokenizer, weights)
+        with whole(folder) as part:
+            scorer.save_pretrained(part, state_dict=weights)
+            tokenizer.save_pretrained(part)
+            if stats is not None:
+                stats.write(part)
+
+
+def _ended(template: Any) -> Any:
+    """A template, or several by name; None for none."""
+    if isinstance(template, dict):
+        return {name: _ended(one) for name, one in template.items()}
+    return template if template is None or template.startswith(ENDED[0]) else template.join(ENDED)
+
+
+def _scorer_class(model: PackedModel) -> Any:
+    """An instance without memory, of the model's configuration and dtype."""
+    config = copy.deepcopy(model.lm.config)
+    config.num_labels, config.problem_type = 1, None
+    try:
+        with torch.device("meta"), quiet():
+            return AutoModelForSequenceClassification.from_config(config, dtype=model.lm.dtype)
+    except ValueError as error:
+        raise ModelLoadError(
+            f"{type(model.lm).__name__}: transformers has no sequence-classification class for the family "
+            f"{config.model_type!r}, so no folder of it would be loaded as a reward model; take another family"
+        ) from error
+
+
+def _scorer_weights(model: PackedModel, scorer: Any) -> dict[str, Tensor]:
+    """The backbone's tensors and the value head under the class's own names."""
+    if model.value_head is None:
+        raise ValueError("only a model with a value head can be exported as a scorer; add_value_head comes first")
+    own, expected = model.lm.state_dict(), scorer.state_dict()
+    found = {name: tensor for name, tensor in own.items() if name in expected}
+    head_1D = model.value_head.weight.detach()
+    lacking = [(name, t.shape) for name, t in expected.items() if name not in found]
+    if [shape for _, shape in lacking] != [head_1D.shape]:
+        raise ModelLoadError(
+            f"{type(scorer).__name__}: beside the backbone it has {[name for name, _ in lacking]}, not just one linear map to "
+            "a score; take another family"
+        )
+    return found | {lacking[0][0]: head_1D.to(model.lm.dtype)}
+
+
+def _set_padding(scorer: Any, tokenizer: PreTrainedTokenizerBase, weights: dict[str, Tensor]) -> None:
+    """A padding id that ends no text, in tokenizer and configuration; its embedding, if there is none yet, is zero."""
+    if tokenizer.pad_token_id is None or tokenizer.pad_token_id == tokenizer.eos_token_id:
+        tokenizer.add_special_tokens({"pad_token": PAD})
+    pad, text = int(tokenizer.pad_token_id), scorer.config.get_text_config()  # pyright: ignore[reportArgumentType]
+    scorer.config.pad_token_id = text.pad_token_id = pad
+    embedding = scorer.get_input_embeddings()
+    name = next(name for name, module in scorer.named_modules() if module is embedding) + ".weight"
+    more = pad + 1 - weights[name].shape[0]
+    if more > 0:
+        weights[name] = torch.cat([weights[name], weights[name].new_zeros(more, weights[name].shape[1])])
+        text.vocab_size = pad + 1
+
+
+@contextmanager
+def whole(folder: Path) -> Iterator[Path]:
+    """A folder to fill, which takes the place of `folder` when all is written, and is gone after an error."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     part = _aside(folder)
     try:
-        with quiet():
-            model.lm.save_pretrained(part)
-            tokenizer.save_pretrained(part)
+        yield part
         for file in part.iterdir():
             sync(file)
         part.chmod(0o755)

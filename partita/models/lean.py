@@ -21,10 +21,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from partita.models.adapters import bare, family_parameters
 from partita.models.attention import Layout, Rule
 from partita.models.fused import GatedMLP, RMSNorm
 from partita.models.layers import layer_windows
-from partita.models.packed import PackedModel, matched
+from partita.models.packed import PackedModel, matched, weights
 
 LAYER = {"self_attn", "mlp", "input_layernorm", "post_attention_layernorm"}
 ATTENTION_PARTS = {"q_proj", "k_proj", "v_proj", "o_proj"}
@@ -173,9 +174,10 @@ class LeanModel:
         self._rotary = copy.deepcopy(model.backbone.rotary_emb)  # some remember what they were last asked for
         # checked at load against what the layers hand down
         self._windows = layer_windows(model.lm.config.get_text_config())
-        self._head = model.lm.get_output_embeddings()
-        self._shapes = {name: p.shape for name, p in model.lm.named_parameters()}
-        self._names = {id(p): name for name, p in model.lm.named_parameters()}
+        self._head = bare(model.lm.get_output_embeddings())
+        own = family_parameters(model.lm)
+        self._shapes = {name: p.shape for name, p in own.items()}
+        self._names = {id(p): name for name, p in own.items()}
         first = self._modules.layers[0].self_attn
         width = first.head_dim
         self._sizes = Sizes(first.q_proj.out_features // width, first.k_proj.out_features // width, width)
@@ -185,7 +187,7 @@ class LeanModel:
             self._after = torch.compile(after_attention, dynamic=True)
         self._layers = list[Layer]()
         self._product = PrepackedProduct if can_prepack(self.device, dtype) and not compiled else PlainProduct
-        self._prepare({name: p.detach() for name, p in model.lm.named_parameters()})
+        self._prepare(dict(weights(model)))
 
     @torch.no_grad()
     def load_weights(self, given: Iterable[tuple[str, Tensor]]) -> None:
@@ -224,7 +226,8 @@ class LeanModel:
             # a copy in any case: the learner changes its weights in place while this version is sampled from
             return found[self._names[id(parameter)]].to(self.device, self.dtype, copy=True)
 
-        def product(*linears: nn.Linear) -> Product:
+        def product(*layers: nn.Module) -> Product:
+            linears: list[nn.Linear] = [bare(layer) for layer in layers]
             weights_OI = [own(linear.weight) for linear in linears]
             biases_O = [own(linear.bias) for linear in linears if linear.bias is not None]
             return self._product(
@@ -306,9 +309,9 @@ def lean_reason(model: PackedModel) -> str:
         return f"its backbone is made of {sorted(_children(backbone))}"
     if type(backbone.norm) is not RMSNorm or list(backbone.parameters(recurse=False)):
         return "its last norm is of another kind, or its backbone has weights of its own"
-    if type(model.lm.get_output_embeddings()) is not nn.Linear or type(backbone.embed_tokens) is not nn.Embedding:
+    if type(bare(model.lm.get_output_embeddings())) is not nn.Linear or type(backbone.embed_tokens) is not nn.Embedding:
         return "its head or its embedding is not a plain one"
-    shapes = {tuple(p.shape for p in block.parameters()) for block in backbone.layers}
+    shapes = {tuple(p.shape for p in family_parameters(block).values()) for block in backbone.layers}
     reasons = (_layer_reason(block) for block in backbone.layers)
     return next(filter(None, reasons), "" if len(shapes) == 1 else "its layers differ in shape")
 
@@ -322,8 +325,8 @@ def _layer_reason(block: Any) -> str:
         return f"its attention is made of {sorted(parts)}"
     if type(mlp) is not GatedMLP:
         return "its MLP is not gated by SiLU alone"
-    qkv = [attention.q_proj, attention.k_proj, attention.v_proj]
-    others = [attention.o_proj, mlp.gate_proj, mlp.up_proj, mlp.down_proj]
+    qkv = [bare(linear) for linear in (attention.q_proj, attention.k_proj, attention.v_proj)]
+    others = [bare(linear) for linear in (attention.o_proj, mlp.gate_proj, mlp.up_proj, mlp.down_proj)]
     if any(type(linear) is not nn.Linear for linear in qkv + others):
         return "its products are not plain linear layers"
     if len({linear.bias is None for linear in qkv}) > 1:

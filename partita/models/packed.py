@@ -18,6 +18,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from partita.models.adapters import LoraConfig, adapted_layers, family_parameters, merged_layer, merged_weight
 from partita.models.attention import Layout
 from partita.models.heads import head_rule
 from partita.models.layout import PackedLayout
@@ -64,7 +65,8 @@ class PackedModel(nn.Module):
     kind: "packed" needs the family to run with the attention function "partita"; "plain" uses the family's own
     attention and cache. padded: whether a plain family gives right answers for padded rows; else rows of equal length
     run together. known_head: whether `models.heads` knows the family's head; else the family computes whole logits
-    itself (plain only).
+    itself (plain only). adapters: how those were made that `models.lora` added; then they and the value head are all that
+    is trained.
     """
 
     def __init__(
@@ -77,6 +79,7 @@ class PackedModel(nn.Module):
         self.kind: Kind = kind
         self.padded, self.known_head = padded, known_head
         self.value_head: nn.Linear | None = None
+        self.adapters: LoraConfig | None = None
         self.rule = head_rule(self.lm.config.get_text_config())
 
     @property
@@ -215,9 +218,13 @@ class PackedModel(nn.Module):
     @torch.no_grad()
     def load_weights(self, given: Iterable[tuple[str, Tensor]]) -> None:
         """Copy weights into the model's own memory, cast to its dtype. Raises ValueError for unknown, missing or
-        misshapen ones, before anything is changed. A weight that is the model's own costs nothing: policy and sampler
-        may be one model.
+        misshapen ones, and for a model with adapters, before anything is changed. A weight that is the model's own costs
+        nothing: policy and sampler may be one model.
         """
+        if self.adapters is not None:
+            raise ValueError(
+                "a model with adapters takes no whole weights: load them into a copy by cast_copy, without any"
+            )
         own = dict(self.lm.named_parameters())
         for name, tensor in matched({name: p.shape for name, p in own.items()}, given).items():
             if tensor.data_ptr() != own[name].data_ptr():
@@ -237,19 +244,30 @@ def cast_copy(model: PackedModel, dtype: torch.dtype) -> PackedModel:
     """A copy of its own memory whose parameters have this dtype; buffers stay as they are.
 
     Rotary frequencies are buffers: rounded to bfloat16 they would turn every position by a wrong angle, and the error
-    grows with the position.
+    grows with the position. Adapters are merged into the copy, all of whose weights can be trained.
     """
+    layers = adapted_layers(model)
+    apart = {id(p) for layer in layers for p in layer.parameters()}
     # what deepcopy finds here it does not copy: no wide copy exists on the way, and tied weights stay tied
     cast: dict[int, Any] = {
-        id(p): nn.Parameter(p.detach().to(dtype, copy=True), p.requires_grad) for p in model.parameters()
+        id(p): nn.Parameter(p.detach().to(dtype, copy=True), p.requires_grad or bool(layers))
+        for p in model.parameters()
+        if id(p) not in apart
     }
-    return copy.deepcopy(model, cast)
+    cast |= {id(layer): merged_layer(layer, dtype) for layer in layers}
+    other = copy.deepcopy(model, cast)
+    other.adapters = None
+    return other
 
 
 def weights(model: PackedModel) -> Iterator[tuple[str, Tensor]]:
-    """Every parameter once, under the family's own name; a tied head appears as the embedding only."""
-    for name, parameter in model.lm.named_parameters():
-        yield name, parameter.detach()
+    """Every parameter once, under the family's own name; a tied head appears as the embedding only. Adapters are merged
+    into what they adapt, one layer at a time and beside the model, which stays as it is.
+    """
+    adapted = {id(layer.base_layer.weight): layer for layer in adapted_layers(model.lm)}
+    for name, parameter in family_parameters(model.lm).items():
+        layer = adapted.get(id(parameter))
+        yield name, parameter.detach() if layer is None else merged_weight(layer)
 
 
 def matched(shapes: Mapping[str, torch.Size], given: Iterable[tuple[str, Tensor]]) -> dict[str, Tensor]:

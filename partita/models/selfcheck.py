@@ -106,8 +106,8 @@ def decoding_copy(
     Lean, with weights of its own, where the modules have the common shape and the log-probs of random rows agree, at the
     beginning and at the end of the context: in float32 within its rounding, in bfloat16 within three times what rounding
     does to the policy's own forward under autocast. Else through the family's modules. alone: these may be the policy's own
-    where the precision is the same, as nobody changes or trains them while they decode. compiled: by torch.compile, whose
-    time the note tells.
+    where the precision is the same, as nobody changes or trains them while they decode; adapters are always merged
+    into a copy. compiled: by torch.compile, whose time the note tells.
     """
     reason = lean_reason(model)
     if not reason:
@@ -127,7 +127,10 @@ def decoding_copy(
                 )
             reason = f"fused layers are off by {gap:.2g} nats (limit {limit:.1g})"
     own = next(model.parameters()).dtype
-    sampler = model if alone and dtype == own else cast_copy(model, dtype)
+    shares = (
+        alone and dtype == own and model.adapters is None
+    )  # a copy with adapters merged is faster, and takes weights
+    sampler = model if shares else cast_copy(model, dtype)
     left = "; rollout.compile has no effect on them" if compiled else ""
     return sampler, f"decoding through the family's modules (slower), because: {reason}{left}"
 

@@ -23,7 +23,7 @@ from partita.report.live import TALL, frame, header
 from partita.report.plain import header_lines, sample_lines, step_line
 from partita.report.records import RunSummary, SampleView, StepRecord
 from partita.report.text import clean, duration, fit_encoding
-from partita.report.view import RunView
+from partita.report.view import Headline, RunView
 
 CHART_WIDTH, CHART_HEIGHT = 76, 9
 
@@ -38,6 +38,7 @@ class Console:
         title: str,
         *,
         sample_every: int = 5,
+        headline: Headline | None = None,
         out: TextIO | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -49,7 +50,7 @@ class Console:
         able = self._rich.is_terminal and not self._rich.is_dumb_terminal and self._unicode
         self.mode = mode if mode != "auto" else "live" if able else "plain"
         self.sample_every = sample_every
-        self.view = RunView(title, total_steps, clock, started=clock())
+        self.view = RunView(title, total_steps, clock, started=clock(), headline=headline or Headline())
         self._live: Live | None = None
 
     def start(self, facts: Mapping[str, str], history: Sequence[StepRecord] = ()) -> None:
@@ -112,11 +113,14 @@ class Console:
             self._rich.print(Rule(Text(f"{clean(self.view.title)} {ended}", style="bold"), style="cyan"))
         width = min(CHART_WIDTH, self._rich.width - 2) if styled else CHART_WIDTH
         chart = text_chart(
-            self.view.points("reward/mean"), width=width, height=CHART_HEIGHT, ascii_only=not self._unicode
+            self.view.points(self.view.headline.metric), width=width, height=CHART_HEIGHT, ascii_only=not self._unicode
         )
         shown = styled and self._rich.height >= TALL  # the last frame above has the chart
         if chart and not shown:
-            self._print(["", "  reward by step", *(f"  {line}" for line in chart)], style="green" if styled else "")
+            self._print(
+                ["", f"  {self.view.headline.name} by step", *(f"  {line}" for line in chart)],
+                style="green" if styled else "",
+            )
         lines = [reached, *map(clean, summary.results), *(f"! {clean(line)}" for line in self.view.alerts())]
         self._print(["", *(f"  {line}" for line in lines if line)])
         self._print(["", f"  run folder  {clean(summary.folder)}"])
@@ -139,7 +143,7 @@ class Console:
         arrow = "→" if self._unicode else "->"
         steps = f"first {n} and last {n} steps" if n > 1 else "first and last step"
         took = f"step {self.view.step} of {self.view.total_steps} after {duration(self.view.elapsed)}"
-        return f"mean reward {first:.3f} {arrow} {last:.3f} ({steps}), {took}"
+        return f"{self.view.headline.label} {first:.3f} {arrow} {last:.3f} ({steps}), {took}"
 
     def _refresh(self) -> None:
         if self._live is not None:

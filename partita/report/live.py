@@ -18,7 +18,7 @@ from partita.report.curve import sparkline, text_chart
 from partita.report.plain import group_text, reward_text
 from partita.report.records import SampleView
 from partita.report.text import clean, duration, prompt_tail, shorten
-from partita.report.view import COLUMNS, SPEED, RunView, phases, step_seconds
+from partita.report.view import SPEED, RunView, phases, step_seconds
 
 PHASE_COLOURS = ("cyan", "magenta", "blue", "yellow", "green", "red", "white")
 CHART_LINES = 11
@@ -49,7 +49,7 @@ def frame(view: RunView, console: Console) -> RenderableType:
     warnings = _warnings(view, 4)
     used += len(warnings)
     if height >= TALL:
-        chart = text_chart(view.points("reward/mean"), width=width - 4, height=CHART_LINES - 2)
+        chart = text_chart(view.points(view.headline.metric), width=width - 4, height=CHART_LINES - 2)
         parts += [Text(), *(Text("  " + line, style="green", no_wrap=True) for line in chart)]
         used += CHART_LINES + 1
     room = height - used - 1
@@ -74,7 +74,7 @@ def _progress(view: RunView, width: int) -> RenderableType:
 def _metric_rows(view: RunView) -> list[tuple[str, str, str, list[float]]]:
     """Label, value now, value at the start, all values; metrics that never had a value have no row."""
     rows: list[tuple[str, str, str, list[float]]] = []
-    for column in (*COLUMNS, SPEED):
+    for column in (*view.headline.columns, SPEED):
         values = [value for _, value in view.points(column.metric)]
         if values:
             present = column.metric in view.records[-1].metrics

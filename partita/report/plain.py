@@ -9,7 +9,7 @@ import math
 
 from partita.report.records import SampleView
 from partita.report.text import clean, duration, one_line, prompt_tail, shorten
-from partita.report.view import ALERTS, COLUMNS, SPEED, RunView, phases, step_seconds
+from partita.report.view import ALERTS, SPEED, RunView, phases, step_seconds
 
 PROMPT_LIMIT, RESPONSE_LIMIT, ANSWER_LIMIT = 160, 400, 80
 
@@ -29,7 +29,7 @@ def step_line(view: RunView) -> str:
     record = view.records[-1]
     digits = len(str(view.total_steps))
     cells = [f"step {record.step:>{digits}}/{view.total_steps}"]
-    for column in COLUMNS:
+    for column in view.headline.columns:
         value = record.metrics.get(column.metric)
         if value is not None and column.short is not None:
             cells.append(f"{column.short} {value:{column.format}}")

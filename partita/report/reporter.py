@@ -9,7 +9,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ from partita.report.console import Console
 from partita.report.records import RunSummary, StepRecord, sample_rows, view_group
 from partita.report.sinks import BATCHES, BatchSink, SampleSink, Sink, open_sinks, read_metrics, write_atomic
 from partita.report.svg import curve_svg
+from partita.report.view import Headline
 
 
 @dataclass(frozen=True)
@@ -34,6 +35,7 @@ class RunFacts:
     total_steps: int
     settings: Mapping[str, Any]
     resume_step: int = 0
+    headline: Headline = field(default_factory=Headline)
 
 
 class Reporter:
@@ -45,7 +47,9 @@ class Reporter:
         self.samples: SampleSink | None = None
         self.batches: BatchSink | None = None  # where numbers are kept, from the start on
         self.background = Background()
-        self.console = Console(config.console, run.total_steps, run.title, sample_every=config.sample_every)
+        self.console = Console(
+            config.console, run.total_steps, run.title, sample_every=config.sample_every, headline=run.headline
+        )
         self._warned = warnings.showwarning
 
     def start(self, facts: Mapping[str, str]) -> None:
@@ -100,11 +104,12 @@ class Reporter:
     def finish(self, commands: Mapping[str, str], results: Sequence[str] = ()) -> None:
         """Draw the curve, say what was reached and what to do next."""
         self.wait()
+        told = self.run.headline
         points = [
-            (float(r.step), r.metrics["reward/mean"]) for r in self.console.view.records if "reward/mean" in r.metrics
+            (float(r.step), r.metrics[told.metric]) for r in self.console.view.records if told.metric in r.metrics
         ]
-        curve = curve_svg(points, f"{self.run.title}: mean reward by step")
-        write_atomic(self.run.folder / "reward.svg", curve.encode())
+        curve = curve_svg(points, f"{self.run.title}: {told.label} by step", y_label=told.name)
+        write_atomic(self.run.folder / f"{told.name}.svg", curve.encode())
         self.console.finish(RunSummary(str(self.run.folder), commands, results))
 
     def close(self) -> None:

@@ -145,7 +145,7 @@ class BatchSink:
         path = self.folder / f"step_{step:06d}.safetensors"
         # copies: two streams may be one tensor, which the format refuses
         own = {name: value.detach().cpu().contiguous().clone() for name, value in tensors.items()}
-        release_threads()
+        release_threads()  # the thread that writes is not the one that computes: threads of its own would wait for work and spin
         write_atomic(path, save(own, {HEADER: strict_json(header)}))
         for old, file in numbered(self.folder, BATCH_FILE):
             if self.keep is not None and old <= step - self.keep:

@@ -37,7 +37,25 @@ COLUMNS = (
     Column("clip_fraction", "clip fraction", "clip", "5.3f"),
     Column("grad_norm", "gradient norm", None, "6.2f"),
 )
+OFFLINE_COLUMNS = (
+    Column("loss", "loss", "loss", "7.4f"),
+    Column("preference/accuracy", "pairs ranked rightly", "accuracy", "5.3f"),
+    Column("preference/margin", "margin of implicit rewards", "margin", "6.3f"),
+    Column("reward_model/accuracy", "pairs ranked rightly", "accuracy", "5.3f"),
+    Column("reward_model/margin", "margin of scores", "margin", "6.3f"),
+    Column("grad_norm", "gradient norm", "grad", "6.2f"),
+)
 SPEED = Column("tokens_per_second", "tokens/s", "tok/s", "5,.0f")
+
+
+@dataclass(frozen=True)
+class Headline:
+    """The number that a run is about: in the chart, in its last line, and in the picture `<name>.svg`."""
+
+    metric: str = "reward/mean"
+    label: str = "mean reward"
+    name: str = "reward"
+    columns: tuple[Column, ...] = COLUMNS
 
 
 @dataclass(frozen=True)
@@ -67,6 +85,7 @@ class RunView:
     clock: Callable[[], float]
     started: float = 0.0
     first_step: int = 0
+    headline: Headline = field(default_factory=Headline)
     facts: Mapping[str, str] = field(default_factory=dict[str, str])
     records: list[StepRecord] = field(default_factory=list[StepRecord])
     series: dict[str, list[Point]] = field(default_factory=dict[str, list[Point]])
@@ -113,9 +132,9 @@ class RunView:
                 lines.append(f"{alert.label}: {sum(values):g} (in {sum(v > 0 for v in values)} of {self.step} steps)")
         return lines
 
-    def reached(self, metric: str = "reward/mean", window: int = 3) -> tuple[float, float, int] | None:
-        """Means over the first n and the last n steps that have the metric, and n: at most `window` and the half."""
-        values = [value for _, value in self.points(metric)]
+    def reached(self, window: int = 3) -> tuple[float, float, int] | None:
+        """Means over the first n and the last n steps that have the headline's metric, and n: at most `window` and the half."""
+        values = [value for _, value in self.points(self.headline.metric)]
         if not values:
             return None
         n = max(1, min(window, len(values) // 2))

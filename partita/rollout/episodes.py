@@ -14,7 +14,8 @@ from partita.engine.api import Completion, Draw, Engine, Request, Sampling
 from partita.records import Group, Prompt, Sample, StopReason
 from partita.rollout.rounds import Rounds, together
 from partita.rollout.workflow import Episode, Workflow
-from partita.tasks.reward import Scored
+from partita.tasks.pool import Outcome
+from partita.tasks.reward import Answer, Ask, Judge, Scored
 
 
 class RolloutError(RuntimeError):
@@ -24,14 +25,18 @@ class RolloutError(RuntimeError):
 class Scorer(Protocol):
     """Scores one response; never raises for a reward's fault."""
 
-    async def score(self, prompt: Prompt, text: str, ids: Sequence[int], stop_reason: StopReason) -> Scored:
-        """See `tasks.reward`."""
+    async def score(
+        self, prompt: Prompt, text: str, ids: Sequence[int], stop_reason: StopReason, ask: Ask | None = None
+    ) -> Scored:
+        """See `tasks.reward`. ask is given where the setting has a judge."""
         ...
 
 
 @dataclass(frozen=True)
 class Setting:
-    """What all episodes of a step, or of an evaluation, have in common. `stream` keeps their draws apart from others'."""
+    """What all episodes of a step, or of an evaluation, have in common. `stream` keeps their draws apart from others'. `judge`:
+    the scorer's reward model, where it has one.
+    """
 
     engine: Engine
     workflow: Workflow
@@ -39,6 +44,7 @@ class Setting:
     sampling: Sampling
     seed: int
     stream: int
+    judge: Judge | None = None
 
 
 async def play(setting: Setting, prompts: Sequence[tuple[int, Prompt]], n_samples: int | Sequence[int]) -> list[Group]:
@@ -47,7 +53,7 @@ async def play(setting: Setting, prompts: Sequence[tuple[int, Prompt]], n_sample
     Draws depend on (seed, stream, serial, sample, call) only. The first failure ends all of them.
     """
     sizes = [n_samples] * len(prompts) if isinstance(n_samples, int) else n_samples
-    rounds = Rounds(setting.engine)
+    rounds = Rounds(setting.engine, setting.judge)
     rounds.enter(sum(sizes))
 
     async def one(prompt: Prompt, draw: Draw) -> Sample:
@@ -70,7 +76,7 @@ async def play(setting: Setting, prompts: Sequence[tuple[int, Prompt]], n_sample
 
 def _episode(setting: Setting, rounds: Rounds, prompt: Prompt, draw: Draw) -> Episode:
     """What one sample's workflow gets. Each `generate` call draws from a random stream of its own."""
-    calls = 0
+    calls = asked = 0
 
     async def generate(ids: Sequence[int]) -> Completion:
         nonlocal calls
@@ -85,6 +91,13 @@ def _episode(setting: Setting, rounds: Rounds, prompt: Prompt, draw: Draw) -> Ep
             ) from error
 
     async def score(text: str, ids: Sequence[int], stop_reason: StopReason) -> Scored:
-        return await setting.scorer.score(prompt, text, ids, stop_reason)
+        if setting.judge is None:
+            return await setting.scorer.score(prompt, text, ids, stop_reason)
+        return await setting.scorer.score(prompt, text, ids, stop_reason, ask)
+
+    async def ask(answer: Answer) -> Outcome:
+        nonlocal asked
+        asked += 1
+        return await rounds.ask(replace(draw, call=asked - 1), answer)
 
     return Episode(prompt, generate, score)

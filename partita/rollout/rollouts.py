@@ -18,7 +18,7 @@ from partita.rollout.adaptive import AdaptiveSizes
 from partita.rollout.budget import capacity
 from partita.rollout.episodes import RolloutError, Scorer, Setting, play
 from partita.rollout.workflow import Workflow
-from partita.tasks.reward import guard_errors
+from partita.tasks.reward import Judge, guard_errors
 
 TRAIN_STREAM = 0
 SYNCHRONOUS = 0  # weight versions between the start of a group and its training
@@ -110,6 +110,7 @@ class Rollouts:
     prompt_limit: int | None = None
     used: int = 0
     version: int = 0
+    judge: Judge | None = None
 
     @property
     def exhausted(self) -> bool:
@@ -165,7 +166,7 @@ class Rollouts:
     async def _play(self, prompts: Sequence[Prompt], sizes: Sequence[int], taken: Taken) -> list[Group]:
         serials = range(self.started, self.started + len(prompts))
         self.started += len(prompts)
-        setting = Setting(self.engine, self.workflow, self.scorer, self.sampling, self.seed, TRAIN_STREAM)
+        setting = Setting(self.engine, self.workflow, self.scorer, self.sampling, self.seed, TRAIN_STREAM, self.judge)
         finished = await play(setting, list(zip(serials, prompts, strict=True)), sizes)
         taken.started += finished
         # all of the step so far: a round that refills one group is too few to judge by

@@ -1,7 +1,8 @@
 """Hands requests to the engine in rounds, so that what is decoded together never depends on who arrived first.
 
 A round goes out when every live sample waits for the model, with one call or with several at once. A slow tool or
-reward delays the round; it cannot change it.
+reward delays the round; it cannot change it. A reward model is asked in the same way: about all answers that wait for it at
+once, when nothing else can go on.
 Left out: a sample that waits for the model and for a tool at the same time. It counts as waiting, so what the tool asks
 for next comes a round later if the tool is slow.
 """
@@ -9,23 +10,31 @@ for next comes a round later if the tool is slow.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Iterable
+from collections.abc import Coroutine, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from partita.engine.api import Completion, Engine, Request
+from partita.engine.api import Completion, Draw, Engine, Request
+from partita.tasks.pool import Outcome
+from partita.tasks.reward import Answer, Judge
 
 T = TypeVar("T")
 
 
 @dataclass
 class Rounds:
-    """One owner: the rollouts of one step. Takes requests from samples, gives completions, wakes them by their futures."""
+    """One owner: the rollouts of one step. Takes requests from samples, gives completions, wakes them by their futures; and
+    the same with answers and the reward model's scores. in_flight: requests or answers that were sent and have not come
+    back. judging: held, as the loop forgets its tasks.
+    """
 
     engine: Engine
+    judge: Judge | None = None
     live: int = 0
     in_flight: int = 0
     queued: list[tuple[Request, asyncio.Future[Completion]]] = field(default_factory=list)
+    asked: list[tuple[Draw, Answer, asyncio.Future[Outcome]]] = field(default_factory=list)
+    judging: asyncio.Future[None] | None = None
 
     def enter(self, samples: int) -> None:
         """Announce samples before any of them runs."""
@@ -34,8 +43,9 @@ class Rounds:
     def leave(self, serial: int, sample: int) -> None:
         """A sample is finished (or failed): the others need not wait for it, and what it still asks for is not sent."""
         self.live -= 1
-        for request, waiter in self.queued:
-            if _sample_of(request) == (serial, sample):
+        waiters = [(request.draw, waiter) for request, waiter in self.queued]
+        for draw, waiter in (*waiters, *((draw, waiter) for draw, _, waiter in self.asked)):
+            if _sample_of(draw) == (serial, sample):
                 waiter.cancel()
         self._look_soon()
 
@@ -46,17 +56,54 @@ class Rounds:
         self._look_soon()
         return await waiter
 
+    async def ask(self, draw: Draw, answer: Answer) -> Outcome:
+        """Queue an answer for the reward model and wait for its score. draw: whose it is; its call counts answers."""
+        waiter: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
+        self.asked.append((draw, answer, waiter))
+        self._look_soon()
+        return await waiter
+
     def _look_soon(self) -> None:
         # not now: a sample that makes several calls at once (asyncio.gather) has queued only the first of them yet
         asyncio.get_running_loop().call_soon(self._send_when_all_wait)
 
     def _send_when_all_wait(self) -> None:
-        self.queued = [(request, waiter) for request, waiter in self.queued if not waiter.done()]  # cancelled: gone
-        waiting = {_sample_of(request) for request, _ in self.queued}
+        # cancelled: gone
+        self.queued = [(request, waiter) for request, waiter in self.queued if not waiter.done()]
+        self.asked = [(draw, answer, waiter) for draw, answer, waiter in self.asked if not waiter.done()]
+        waiting = {_sample_of(draw) for draw in (*(r.draw for r, _ in self.queued), *(d for d, _, _ in self.asked))}
         if self.in_flight or not waiting or len(waiting) < self.live:
             return
+        if self.asked:
+            self._send_answers()
+        else:
+            self._send_requests()
+
+    def _send_answers(self) -> None:
+        assert self.judge is not None, "only a scorer that was given a judge asks it"
+        self.asked.sort(key=lambda item: _order(item[0]))
+        sent, self.asked = self.asked, []
+        self.in_flight = len(sent)
+        self.judging = asyncio.ensure_future(self._judged(self.judge, sent))
+
+    async def _judged(self, judge: Judge, sent: Sequence[tuple[Draw, Answer, asyncio.Future[Outcome]]]) -> None:
+        waiters = [waiter for _, _, waiter in sent]
+        try:
+            outcomes = await judge.ask([answer for _, answer, _ in sent])
+        except Exception as error:  # whoever waits must hear of it: nobody waits for this task itself
+            for waiter in waiters:
+                if not waiter.done():
+                    waiter.set_exception(error)
+        else:
+            for waiter, outcome in zip(waiters, outcomes, strict=True):
+                if not waiter.done():
+                    waiter.set_result(outcome)
+        self.in_flight = 0
+        self._look_soon()
+
+    def _send_requests(self) -> None:
         # by identity, not by arrival: the tools of a sample may be fast today and slow tomorrow
-        self.queued.sort(key=lambda item: (item[0].draw.serial, item[0].draw.sample, item[0].draw.call))
+        self.queued.sort(key=lambda item: _order(item[0].draw))
         sent, self.queued = self.queued, []
         try:
             futures = self.engine.submit([request for request, _ in sent])
@@ -79,8 +126,12 @@ class Rounds:
         self._look_soon()
 
 
-def _sample_of(request: Request) -> tuple[int, int]:
-    return request.draw.serial, request.draw.sample
+def _sample_of(draw: Draw) -> tuple[int, int]:
+    return draw.serial, draw.sample
+
+
+def _order(draw: Draw) -> tuple[int, int, int]:
+    return draw.serial, draw.sample, draw.call
 
 
 async def together(coroutines: Iterable[Coroutine[Any, Any, T]]) -> list[T]:

@@ -62,7 +62,7 @@ def load_rows(config: DatasetConfig, *, seed: int, section: str = "train_dataset
     Raises DataError with the row and the reason, see `DatasetConfig.on_bad_row`.
     """
     try:
-        raw, functions = _source(config, seed)
+        raw, functions = raw_rows(config, seed)
         if not raw:
             raise DataError(f"{config.path}: no rows")
         reader = _Reader.of(raw, config)
@@ -74,7 +74,8 @@ def load_rows(config: DatasetConfig, *, seed: int, section: str = "train_dataset
     return TaskRows(rows, functions, (*reader.notes(), *notes))
 
 
-def _source(config: DatasetConfig, seed: int) -> tuple[list[RawRow], tuple[Callable[..., Any], ...]]:
+def raw_rows(config: DatasetConfig, seed: int) -> tuple[list[RawRow], tuple[Callable[..., Any], ...]]:
+    """Rows as they stand in their file, folder, data set or task, and the rewards that a task brings. Raises DataError."""
     if config.path is None:
         raise DataError(f"path is not set; give a file, a folder, a hub name or a built-in task: {', '.join(TASKS)}")
     path = Path(config.path).expanduser()
@@ -254,7 +255,7 @@ def _read_all(raw: Sequence[RawRow], reader: _Reader, config: DatasetConfig) -> 
             rows.append(TaskRow(f"{number}-{digest[:8]}", messages, answer, one.values))
         seen.add(digest)
     if bad and (config.on_bad_row == "error" or not rows):
-        raise DataError(_bad_rows(bad, len(rows)))
+        raise DataError(told_bad_rows(bad, len(rows)))
     if config.size is not None and len(rows) < config.size:
         raise DataError(f"size={config.size}: {config.path} has only {len(rows)} usable rows")
     distinct = len({_digest(row.messages, None) for row in rows})
@@ -265,7 +266,8 @@ def _read_all(raw: Sequence[RawRow], reader: _Reader, config: DatasetConfig) -> 
     return tuple(rows), notes
 
 
-def _bad_rows(bad: Sequence[str], good: int) -> str:
+def told_bad_rows(bad: Sequence[str], good: int) -> str:
+    """The first of the complaints, how many there are beside `good` rows, and what leaves them out."""
     more = f"\n  and {len(bad) - _SHOWN} more" if len(bad) > _SHOWN else ""
     hint = "; on_bad_row=drop leaves them out" if good else ""
     listed = "\n  ".join(bad[:_SHOWN])

@@ -25,13 +25,13 @@ def read_messages(value: object, column: str) -> tuple[Message, ...]:
             raise DataError(f"{column!r} is empty")
         return ({"role": "user", "content": value},)
     if isinstance(value, Mapping):
-        value = _turned(value, column)
+        value = turned(value, column)
     if not isinstance(value, Sequence) or isinstance(value, bytes):
         what = "null" if value is None else f"a {type(value).__name__}"
         raise DataError(f"{column!r} is {what}; expected text or a list of messages")
     if not value:
         raise DataError(f"{column!r} is an empty list")
-    messages = tuple(_message(message, f"{column}[{i}]") for i, message in enumerate(value))
+    messages = tuple(read_message(message, f"{column}[{i}]") for i, message in enumerate(value))
     if messages[-1]["role"] not in ("user", "tool"):
         raise DataError(
             f"{column!r} ends with a message of {messages[-1]['role']!r}; a prompt ends with the user's or a tool's"
@@ -39,7 +39,8 @@ def read_messages(value: object, column: str) -> tuple[Message, ...]:
     return messages
 
 
-def _turned(value: Mapping[str, Any], column: str) -> list[dict[str, Any]]:
+def turned(value: Mapping[str, Any], column: str) -> list[dict[str, Any]]:
+    """A struct of lists as a list of messages. Raises DataError where the lists do not fit."""
     roles, contents = value.get("role"), value.get("content")
     if not isinstance(roles, list) or not isinstance(contents, list) or len(roles) != len(contents):
         raise DataError(
@@ -49,7 +50,8 @@ def _turned(value: Mapping[str, Any], column: str) -> list[dict[str, Any]]:
     return [{"role": role, "content": content} for role, content in zip(roles, contents, strict=True)]
 
 
-def _message(value: object, where: str) -> Message:
+def read_message(value: object, where: str) -> Message:
+    """One message with role and content, without empty fields. Raises DataError that says `where`."""
     if not isinstance(value, Mapping):
         raise DataError(f"{where} is a {type(value).__name__}; a message has role and content")
     # Columnar files fill fields that a message does not have with null.

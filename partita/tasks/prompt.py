@@ -89,9 +89,9 @@ def _notes(prompts: Sequence[Prompt], too_long: Sequence[tuple[int, str]], limit
 
 def _render(rows: Sequence[TaskRow], tokenizer: PreTrainedTokenizerBase, config: DatasetConfig) -> list[list[int]]:
     if config.chat_template == "none":
-        rendered = [_bare_ids(row, tokenizer) for row in rows]
+        rendered = [bare_ids(row, tokenizer) for row in rows]
     else:
-        template = _template(tokenizer, config.chat_template)
+        template = template_of(tokenizer, config.chat_template)
         parts = [rows[start : start + _BATCH] for start in range(0, len(rows), _BATCH)]
         rendered = [ids for part in parts for ids in _templated_ids(part, tokenizer, template, config)]
     bos = tokenizer.bos_token_id
@@ -106,7 +106,7 @@ def _render(rows: Sequence[TaskRow], tokenizer: PreTrainedTokenizerBase, config:
     return rendered
 
 
-def _template(tokenizer: PreTrainedTokenizerBase, wanted: str) -> str | None:
+def template_of(tokenizer: PreTrainedTokenizerBase, wanted: str) -> str | None:
     """The template to use; None for the tokenizer's own."""
     if wanted != "auto":
         if not Path(wanted).is_file():
@@ -144,7 +144,7 @@ def _templated_ids(
         return [ids for row in rows for ids in _templated_ids([row], tokenizer, template, config)]
 
 
-def _bare_ids(row: TaskRow, tokenizer: PreTrainedTokenizerBase) -> list[int]:
+def bare_ids(row: TaskRow, tokenizer: PreTrainedTokenizerBase) -> list[int]:
     """Ids of the bare text, with what the tokenizer itself puts around a text (a BOS for some models)."""
     roles = [message["role"] for message in row.messages]
     if roles not in (["user"], ["system", "user"]):

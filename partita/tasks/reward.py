@@ -3,7 +3,7 @@
 A reward that raises, overruns its limit, is killed, or returns something that is not a finite number gives the status
 "reward_error" and its message; the sample is then left out of training and counted, see `guard_errors`. What is scored
 is the response alone. Synchronous functions run in processes that can be killed (`tasks.pool`), coroutines on the
-event loop.
+event loop, a reward model in a thread of its own (`tasks.model_reward`).
 
 Left out: batches. A reward sees one response at a time and knows nothing of its group.
 """
@@ -11,10 +11,10 @@ Left out: batches. A reward sees one response at a time and knows nothing of its
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 from partita.config.schema import key, key_factory
 from partita.records import Prompt, Sample, Status, StopReason
@@ -22,6 +22,9 @@ from partita.tasks.binding import RewardFunction, RewardSetupError, bind_all
 from partita.tasks.dataset import TaskRow
 from partita.tasks.functions import RESERVED, error_text, read_reward
 from partita.tasks.pool import Outcome, Pool
+
+MODEL = "reward_model"
+"""What the reward model's score is called among the parts."""
 
 
 @dataclass(frozen=True)
@@ -31,9 +34,19 @@ class RewardConfig:
     functions: list[str] = key_factory(
         list,
         "built-in names (math_correct, last_number_correct, think_answer_format), path/file.py:function or "
-        "package.module:function; empty for the data's own: a task's reward, math_correct for #### answers",
+        "package.module:function; empty for the data's own, where no model is named: a task's reward, math_correct for "
+        "#### answers",
     )
     weights: list[float] | None = key(None, "one weight per function; the reward is the weighted sum. null: 1 each")
+    model: str | None = key(
+        None,
+        "a reward model beside the functions: a folder or hub name of a sequence-classification model with one label; it reads "
+        "prompt and response in its own chat template and gives the part reward_model",
+    )
+    model_weight: float = key(1.0, "weight of the reward model's score in the sum")
+    model_normalise: bool = key(
+        False, "take the mean of reward_stats.json in the model's folder off its scores and divide them by the std"
+    )
     timeout_seconds: float = key(10.0, "wall-clock limit of one call, waiting for a free worker not counted", gt=0)
     start_seconds: float = key(60.0, "wall-clock limit of importing the reward functions in a worker", gt=0)
     processes: int = key(4, "worker processes at most; they start when needed", ge=1)
@@ -60,6 +73,31 @@ class Scored:
     error: str = ""
 
 
+@dataclass(frozen=True)
+class Answer:
+    """What a policy answered: text without special tokens, and the ids as sampled, the end included where there is one."""
+
+    prompt: Prompt
+    text: str
+    ids: tuple[int, ...]
+
+
+class Judge(Protocol):
+    """A reward model, whatever runs it; see `tasks.model_reward`."""
+
+    async def ask(self, answers: Sequence[Answer]) -> list[Outcome]:
+        """A score for each; whatever fails is in the outcome. Scores depend on what is asked together by rounding only."""
+        ...
+
+    def close(self) -> None:
+        """End what runs it."""
+        ...
+
+
+Ask = Callable[[Answer], Coroutine[Any, Any, Outcome]]
+"""Brings one answer before the judge and waits for its score."""
+
+
 class RewardErrors(RuntimeError):
     """Too many samples of a step have no reward; the message ends with the first error."""
 
@@ -80,26 +118,30 @@ def guard_errors(samples: Iterable[Sample], max_share: float) -> float:
 class RewardRuntime:
     """Owns the reward functions of a run and the processes they run in.
 
-    `functions` are used where the config names none. Make it before models are loaded: functions given as objects are
-    run in processes forked from this one. Raises RewardSetupError when a function cannot be found or called.
+    `functions` are used where the config names none. Make it, and `check`, before models are loaded: functions given as
+    objects are run in processes forked from this one. A reward model of the config is put in as `judge` afterwards, and
+    closed with the runtime.
+    Raises RewardSetupError when a function cannot be found or called.
     """
 
     def __init__(self, config: RewardConfig, functions: Sequence[str | Callable[..., Any]] = ()) -> None:
         chosen: Sequence[str | Callable[..., Any]] = config.functions or functions
-        if not chosen:
+        if not chosen and config.model is None:
             raise RewardSetupError(
                 "reward.functions is empty and the data bring no reward of their own; name at least one function, "
-                "as math_correct or path/file.py:function"
+                "as math_correct or path/file.py:function, or a reward model with reward.model"
             )
         self._weights = [1.0] * len(chosen) if config.weights is None else config.weights
         if len(self._weights) != len(chosen):
             raise RewardSetupError(f"reward.weights has {len(self._weights)} values for {len(chosen)} functions")
         self._config = config
         self._functions = bind_all(chosen)
-        if taken := [bound.name for bound in self._functions if bound.name in RESERVED]:
+        reserved = RESERVED if config.model is None else (*RESERVED, MODEL)
+        if taken := [bound.name for bound in self._functions if bound.name in reserved]:
             raise RewardSetupError(
                 f"a reward function cannot be called {taken[0]!r}: reward/{taken[0]} is a metric of its own; rename the function"
             )
+        self.judge: Judge | None = None
         self._in_workers = [i for i, bound in enumerate(self._functions) if bound.place == "worker"]
         self._pool = self._make_pool(chosen) if self._in_workers else None
         self._threads = ThreadPoolExecutor(config.processes, "reward") if self._in_workers else None
@@ -117,8 +159,13 @@ class RewardRuntime:
 
     @property
     def names(self) -> list[str]:
-        """Names of the functions, as in `Scored.parts`."""
-        return [bound.name for bound in self._functions]
+        """Names of the functions, and of the reward model after them, as in `Scored.parts`."""
+        return [bound.name for bound in self._functions] + [MODEL] * (self._config.model is not None)
+
+    @property
+    def weights(self) -> list[float]:
+        """What each of `names` is multiplied by in the sum."""
+        return [*self._weights, *[self._config.model_weight] * (self._config.model is not None)]
 
     def check(self, *rows: TaskRow) -> tuple[str, ...]:
         """Make sure every function can be called for these rows and be imported in a worker; returns lines worth
@@ -140,20 +187,33 @@ class RewardRuntime:
             self._pool.start()
         return tuple(notes)
 
-    async def score(self, prompt: Prompt, text: str, ids: Sequence[int], stop_reason: StopReason) -> Scored:
-        """Score one response. Raises only when the workers are gone (PoolError): a reward's fault is in the result."""
+    async def score(
+        self, prompt: Prompt, text: str, ids: Sequence[int], stop_reason: StopReason, ask: Ask | None = None
+    ) -> Scored:
+        """Score one response. ask: brings its answer before the judge, together with others; alone where it is None. Raises
+        only when the workers are gone (PoolError): a reward's fault is in the result.
+        """
         values = _values(prompt, text, ids, stop_reason)
-        outcomes = await asyncio.gather(*(self._call(i, values) for i in range(len(self._functions))))
+        calls: list[Coroutine[Any, Any, Outcome]] = [self._call(i, values) for i in range(len(self._functions))]
+        if self._config.model is not None:
+            calls.append((ask or self._ask_alone)(Answer(prompt, text, tuple(ids))))
+        outcomes = await asyncio.gather(*calls)
         reward, parts = 0.0, dict[str, float]()
-        for bound, weight, outcome in zip(self._functions, self._weights, outcomes, strict=True):
+        for name, weight, outcome in zip(self.names, self.weights, outcomes, strict=True):
             if outcome.reward is not None:
                 reward += weight * outcome.reward
-                parts[bound.name] = outcome.reward
-                parts.update({f"{bound.name}/{part}": value for part, value in outcome.parts.items()})
-        for bound, outcome in zip(self._functions, outcomes, strict=True):
+                parts[name] = outcome.reward
+                parts.update({f"{name}/{part}": value for part, value in outcome.parts.items()})
+        for name, outcome in zip(self.names, outcomes, strict=True):
             if outcome.reward is None:
-                return Scored(None, parts, "reward_error", f"{bound.name}: {outcome.error}")
+                return Scored(None, parts, "reward_error", f"{name}: {outcome.error}")
         return Scored(reward, parts)
+
+    async def _ask_alone(self, answer: Answer) -> Outcome:
+        if self.judge is None:
+            raise RewardSetupError(f"reward.model={self._config.model} was not loaded; put it in as `judge`")
+        (outcome,) = await self.judge.ask([answer])
+        return outcome
 
     async def _call(self, index: int, values: Mapping[str, Any]) -> Outcome:
         bound, seconds = self._functions[index], self._config.timeout_seconds
@@ -172,7 +232,9 @@ class RewardRuntime:
         )
 
     def close(self) -> None:
-        """End the worker processes, running calls included."""
+        """End the worker processes, running calls included, and the reward model's thread."""
+        if self.judge is not None:
+            self.judge.close()
         if self._pool is not None and self._threads is not None:
             self._pool.close()
             self._threads.shutdown()

@@ -1,8 +1,8 @@
 """Checkpoints that are whole or absent: written aside, synced, renamed; the newest whole one is what a run resumes from.
 
-A checkpoint folder holds `model.safetensors` (float32 master weights), `optimizer.safetensors` (moments), the same pair
-`<name>.safetensors`, `<name>_optimizer.safetensors` for every other trained model, `state.json` (counters, data position,
-controllers) and `manifest.json`, written last, with the size and CRC-32 of every file.
+A checkpoint folder holds `model.safetensors` (float32 master weights; of a model with adapters only these), `optimizer.safetensors`
+(moments), the same pair `<name>.safetensors`, `<name>_optimizer.safetensors` for every other trained model, `state.json`
+(counters, data position, controllers) and `manifest.json`, written last, with the size and CRC-32 of every file.
 Left out: sharded checkpoints, and the Hugging Face export (`models.export.export_hf`).
 """
 
@@ -12,7 +12,7 @@ import json
 import shutil
 import warnings
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +27,9 @@ MANIFEST = "manifest.json"
 ASIDE = ".writing_"  # what is being written or removed: never read, swept away by the next save
 
 
-Trained = tuple[nn.Module, torch.optim.Optimizer]
-NONE: Mapping[str, Trained] = {}
+Kept = tuple[nn.Module, torch.optim.Optimizer | None]
+"""A model with its optimizer, or one that is frozen and yet changes between steps."""
+NONE: Mapping[str, Kept] = {}
 
 
 class CheckpointError(RuntimeError):
@@ -37,20 +38,23 @@ class CheckpointError(RuntimeError):
 
 def save_checkpoint(
     root: Path, step: int, model: nn.Module, optimizer: torch.optim.Optimizer, state: Mapping[str, Any], keep_last: int,
-    others: Mapping[str, Trained] = NONE,
+    others: Mapping[str, Kept] = NONE,
 ) -> Path:  # fmt: skip
     """Write `root/step_<step>` atomically, then remove all but the last `keep_last` whole checkpoints. others: further
-    models that are trained, by name.
+    models that change, by name.
 
     Raises CheckpointError when the disk is full or not writable; what was there before stays as it was.
     """
     files = dict[str, dict[str, Tensor]]()
-    for name, (trained, its_optimizer) in {"": (model, optimizer), **others}.items():
-        weights = {name: p.detach().contiguous() for name, p in trained.named_parameters()}
+    kept: dict[str, Kept] = {"": (model, optimizer), **others}
+    for name, (trained, its_optimizer) in kept.items():
+        weights = {name: p.detach().contiguous() for name, p in _kept(trained, its_optimizer)}
         if not all(bool(torch.isfinite(tensor).all()) for tensor in weights.values()):
             raise CheckpointError(_not_finite(root, step, name or "actor"))
         of_weights, of_moments = file_names(name)
-        files |= {of_weights: weights, of_moments: _moments(trained, its_optimizer)}
+        files[of_weights] = weights
+        if its_optimizer is not None:
+            files[of_moments] = _moments(trained, its_optimizer)
     aside = root / f"{ASIDE}{step:06d}"
     try:
         _make_room(root, sum(tensor.nbytes for tensors in files.values() for tensor in tensors.values()) + 2**16)
@@ -123,7 +127,7 @@ def _not_saved(root: Path, step: int, error: Exception) -> str:
 
 
 def load_checkpoint(
-    folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer, others: Mapping[str, Trained] = NONE
+    folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer, others: Mapping[str, Kept] = NONE
 ) -> dict[str, Any]:
     """Restore weights and moments in place and return the state. Raises CheckpointError for a damaged or foreign one, and for
     one that lacks a model of `others`.
@@ -131,31 +135,41 @@ def load_checkpoint(
     problem = _problem(folder, checksums=True)
     if problem:
         raise CheckpointError(f"{folder}: {problem}; without this folder a run resumes from the checkpoint before it")
-    for name, (trained, its_optimizer) in {"": (model, optimizer), **others}.items():
+    kept: dict[str, Kept] = {"": (model, optimizer), **others}
+    for name, (trained, its_optimizer) in kept.items():
         of_weights, of_moments = (folder / file for file in file_names(name))
         if not of_weights.exists():
-            raise CheckpointError(f"{folder}: no {of_weights.name}: it was saved by a run that trained no {name}")
-        _restore(trained, its_optimizer, of_weights, of_moments)
+            raise CheckpointError(f"{folder}: no {of_weights.name}: it was saved by a run that kept no {name}")
+        with safe_open(of_weights, "pt") as file:
+            _copy(file, dict(_kept(trained, its_optimizer)), folder)
+        if its_optimizer is not None:
+            _restore(trained, its_optimizer, of_moments)
     return json.loads((folder / "state.json").read_text())
 
 
-def _restore(model: nn.Module, optimizer: torch.optim.Optimizer, of_weights: Path, of_moments: Path) -> None:
-    with safe_open(of_weights, "pt") as file:
-        _copy(file, dict(model.named_parameters()), of_weights.parent)
-    for p in model.parameters():
-        if p.requires_grad:
-            optimizer.state[p] = {
-                "exp_avg": torch.zeros_like(p),
-                "exp_avg_sq": torch.zeros_like(p),
-                "step": torch.zeros((), device=p.device),  # the fused step counts where the weights are
-            }
+def _kept(model: nn.Module, optimizer: torch.optim.Optimizer | None) -> Iterator[tuple[str, nn.Parameter]]:
+    return model.named_parameters() if optimizer is None else _learned(model)
+
+
+def _restore(model: nn.Module, optimizer: torch.optim.Optimizer, of_moments: Path) -> None:
+    for _, p in _learned(model):
+        optimizer.state[p] = {
+            "exp_avg": torch.zeros_like(p),
+            "exp_avg_sq": torch.zeros_like(p),
+            "step": torch.zeros((), device=p.device),  # the fused step counts where the weights are
+        }
     with safe_open(of_moments, "pt") as file:
         stored = set(file.keys())
-        for name, p in model.named_parameters():
+        for name, p in _learned(model):
             if f"step/{name}" in stored:
                 _copy(file, {f"{kind}/{name}": t for kind, t in optimizer.state[p].items()}, of_moments.parent)
             else:
                 optimizer.state.pop(p, None)  # saved before the first optimizer step
+
+
+def _learned(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
+    """What an optimizer may move: all of a model, or the adapters on a frozen one."""
+    return ((name, p) for name, p in model.named_parameters() if p.requires_grad)
 
 
 def whole_checkpoints(root: Path) -> list[Path]:
@@ -193,7 +207,7 @@ def _problem(folder: Path, checksums: bool) -> str:
 def _moments(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
     return {
         f"{kind}/{name}": value.detach().contiguous()
-        for name, p in model.named_parameters()
+        for name, p in _learned(model)
         if p in optimizer.state
         for kind, value in optimizer.state[p].items()
     }

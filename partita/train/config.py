@@ -12,6 +12,7 @@ import torch
 
 from partita.algo.keys import AlgorithmKeys
 from partita.config.schema import key, key_factory
+from partita.models.adapters import LoraConfig
 
 Precision = Literal["auto", "bfloat16", "float32"]
 
@@ -67,6 +68,9 @@ class ActorConfig(AlgorithmKeys):
     trust_remote_code: bool = key(False, "run Python code that comes with the model: only for sources you trust")
     gradient_checkpointing: bool = key(False, "recompute activations in the backward pass: less memory, more time")
     optimizer: OptimizerConfig = key_factory(OptimizerConfig, "the optimizer")
+    lora: LoraConfig | None = key(
+        None, "train low-rank adapters on frozen weights instead of all weights; needs partita[lora]"
+    )
     mb_spec: MicroBatchConfig = key_factory(MicroBatchConfig, "micro-batches")
     ppo_n_minibatches: int = key(1, "optimizer steps per pass over a rollout batch", ge=1)
     ppo_epochs: int = key(1, "passes over a rollout batch", ge=1)
@@ -92,7 +96,15 @@ class RefConfig:
     """The frozen reference policy of the KL terms; loaded only when a coefficient is not zero."""
 
     path: str | None = key(None, "its model; null is the starting policy")
-    dtype: Precision = key("auto", "precision of its weights and forward pass")
+    dtype: Precision = key(
+        "auto", "precision of its weights and forward pass; without effect where it is the policy without adapters"
+    )
+    refresh_steps: int | None = key(
+        None,
+        "train steps after which the policy of then becomes the reference, again and again (iterative GRPO, DeepSeekMath, arXiv "
+        "2402.03300, algorithm 1); null: it stays the same",
+        ge=1,
+    )
 
 
 @dataclass(frozen=True)
@@ -103,6 +115,9 @@ class CriticConfig:
     dtype: Precision = key("auto", "precision of its forward pass; master weights are float32")
     gradient_checkpointing: bool = key(False, "recompute activations in the backward pass: less memory, more time")
     optimizer: OptimizerConfig = key_factory(lambda: OptimizerConfig(lr=1e-5), "its optimizer")
+    lora: LoraConfig | None = key(
+        None, "train low-rank adapters on frozen weights instead of all weights; needs partita[lora]"
+    )
     mb_spec: MicroBatchConfig = key_factory(MicroBatchConfig, "its micro-batches")
     ppo_n_minibatches: int | None = key(None, "optimizer steps per pass over a rollout batch; null: as the actor", ge=1)
     ppo_epochs: int | None = key(None, "passes over a rollout batch; null: as the actor", ge=1)
@@ -114,6 +129,10 @@ class CriticConfig:
     def __post_init__(self) -> None:
         if self.shared and self.path is not None:
             raise ValueError(f"shared=true has no model of its own, but path={self.path}: drop one of the two")
+        if self.shared and self.lora is not None:
+            raise ValueError(
+                "shared=true has no weights of its own to adapt: drop critic.lora, actor.lora adapts the policy's"
+            )
         if self.shared and self.warmup_steps > 0:
             raise ValueError(
                 f"shared=true with warmup_steps={self.warmup_steps}: steps of the value loss alone would move the policy too; "

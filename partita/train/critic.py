@@ -21,7 +21,6 @@ from partita.models.packed import PackedModel
 from partita.ops.packing import micro_batches, pack
 from partita.report.metrics import Metrics, Timer
 from partita.train.batch import RolloutBatch
-from partita.train.checkpoint import Trained
 from partita.train.config import CriticConfig
 from partita.train.minibatches import minibatches
 from partita.train.record import in_token_order, weighed
@@ -115,10 +114,3 @@ class Critic:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from saved counters."""
         self.stepper.load_state_dict(state)
-
-
-def trained_beside(critic: Critic | None) -> dict[str, Trained]:
-    """What a checkpoint holds beside the policy, by name."""
-    if critic is None or critic.config.shared:
-        return {}
-    return {NAME: (critic.model, critic.stepper.optimizer)}

@@ -146,7 +146,9 @@ class Learner:
         if "kl_full_old" not in algorithm.needs or self.planned_steps == 1:
             return Against(reference)
         if self._old is None:
-            self._old = copy.deepcopy(self.model).requires_grad_(False).eval()
+            # what is frozen under adapters is the same before and after
+            same: dict[int, Any] = {id(p): p for p in self.model.parameters() if not p.requires_grad}
+            self._old = copy.deepcopy(self.model, same).requires_grad_(False).eval()
         with torch.no_grad():
             for old, now in zip(self._old.parameters(), self.model.parameters(), strict=True):
                 old.copy_(now)

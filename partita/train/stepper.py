@@ -25,6 +25,13 @@ class LearnerError(RuntimeError):
     """Training cannot go on; the last checkpoint is untouched."""
 
 
+def precision(model: nn.Module, dtype: torch.dtype) -> AbstractContextManager[Any]:
+    """Of a forward pass of the model: autocast, where that is not float32."""
+    if dtype == torch.float32:
+        return nullcontext()
+    return torch.autocast(next(model.parameters()).device.type, dtype=dtype)
+
+
 @dataclass
 class Stepper:
     """Owns the optimizer of a model's float32 master weights, and the count of steps that were skipped.
@@ -52,10 +59,7 @@ class Stepper:
 
     def precision(self) -> AbstractContextManager[Any]:
         """Of a forward pass."""
-        if self.compute_dtype == torch.float32:
-            return nullcontext()
-        device = next(self.model.parameters()).device.type
-        return torch.autocast(device, dtype=self.compute_dtype)
+        return precision(self.model, self.compute_dtype)
 
     def schedule(self, step: int, total_steps: int, metrics: Metrics) -> None:
         """Set the learning rate of train step `step`, counted from 0."""

@@ -33,7 +33,7 @@ from partita.algo.penalty import EntropyBonus, KlLoss, StepKl
 from partita.algo.ratio import RATIOS, TokenRatio
 from partita.algo.reduce import PromptTokenMean, SeqMeanTokenMean, SeqMeanTokenSum, TokenMean
 from partita.algo.rows import Stale, Truncated
-from partita.algo.shape import Bias, Clip, Factor, KlInReward, Overlong, PartsNorm, RewardNorm
+from partita.algo.shape import Bias, Clip, Factor, KlInReward, Overlong, PartsNorm, RewardNorm, Right
 from partita.algo.value import ClippedSquare
 from partita.ops.divergence import k1, k2, k3, k3_value_k2_grad
 
@@ -54,6 +54,7 @@ SLOTS = [
     ("keep", {"dynamic_sampling": DynamicSampling(max_batches=3)}, MixedOutcomes(3)),
     ("keep", {"dynamic_sampling": DynamicSampling("mixed_rewards")}, MixedRewards(10)),
     ("shape", {}, ()),
+    ("shape", {"reward_threshold": 0.5, "reward_bias": 1.0}, (Right(0.5), Bias(1.0))),
     ("assign", {}, Outcome()),
     ("assign", {"credit": "reward_to_go", "discount": 0.9}, RewardToGo(0.9)),
     ("assign", {"credit": "gae", "discount": 0.9, "gae_lambda": 0.8, "bootstrap_truncated": True}, Gae(0.9, 0.8, True)),

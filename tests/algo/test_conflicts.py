@@ -38,6 +38,8 @@ CONFLICTS = [
     (keys(reward_norm=EMA, adv_norm=EMA), ["actor.reward_norm", "actor.adv_norm", "ema", "keep one"]),
     (keys(reward_norm_per_part=True), ["actor.reward_norm_per_part true", "actor.reward_norm"]),
     (keys(reward_norm_per_part=True, reward_norm=EMA), ["actor.reward_norm_per_part true", "level ema"]),
+    (keys(reward_norm_per_part=True, reward_norm=GROUP, reward_threshold=0.5),
+     ["actor.reward_threshold 0.5", "actor.reward_norm_per_part true", "one of the two"]),
     # ---- credit
     (keys(discount=0.9), ["actor.discount 0.9", "actor.credit outcome", "reward_to_go or gae"]),
     (keys(discount=0.9, credit="process"), ["actor.discount 0.9", "actor.credit process"]),

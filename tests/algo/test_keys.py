@@ -35,7 +35,7 @@ def test_defaults_of_the_actor_keys():
     assert (keys.reward_bias, keys.reward_scaling, keys.reward_clip) == (0.0, 1.0, None)
     sections = (
         "reward_norm", "adv_norm", "dynamic_sampling", "balance", "correction", "eps_clip_rule", "kl_controller",
-        "adaptive_entropy", "mixed_group_retry", "max_staleness",
+        "adaptive_entropy", "mixed_group_retry", "max_staleness", "reward_threshold",
     )  # fmt: skip
     assert all(getattr(keys, name) is None for name in sections)
 

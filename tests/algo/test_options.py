@@ -78,6 +78,7 @@ ENUMERATED: list[tuple[str, dict[str, Any], tuple[Any, ...]]] = [
 
 # ---- keys with a number or a switch: some values, the first of them the default in that context
 VALUED: list[tuple[str, dict[str, Any], list[Any]]] = [
+    ("reward_threshold", {}, [None, 1.0, 0.5]),
     ("overlong_reward_penalty", {}, [False, True]),
     ("overlong_tokens", {"overlong_reward_penalty": True}, [None, 2, 3]),
     ("overlong_penalty_factor", {"overlong_reward_penalty": True}, [1.0, 0.5]),

@@ -14,6 +14,7 @@ from partita.algo.presets import PRESETS, SECTIONS, expand_preset, keys_of, pres
 from partita.algo.review import review
 from partita.algo.sources import SOURCES
 from partita.algo.tokens import Current
+from partita.algo.unified import rft
 from partita.config import load_config
 
 
@@ -36,7 +37,8 @@ def test_an_expansion_belongs_to_whoever_asked():
 
 def test_every_algorithm_key_is_reset():
     assert {f"actor.{item.name}" for item in fields(AlgorithmKeys)} <= expand_preset.reset_keys
-    assert expand_preset.reset_keys - {f"actor.{item.name}" for item in fields(AlgorithmKeys)} == {"gconfig.adaptive_n"}
+    beside = {"gconfig.adaptive_n", "rollout.policy"}
+    assert expand_preset.reset_keys - {f"actor.{item.name}" for item in fields(AlgorithmKeys)} == beside
     assert "actor.path" not in expand_preset.reset_keys
 
 
@@ -46,7 +48,7 @@ NEAR = [("grp", "grpo"), ("Dr.GRPO", "drgrpo"), ("dap0", "dapo"), ("ppo-penalty"
 @pytest.mark.parametrize(("name", "near"), NEAR)
 def test_an_unknown_name_gets_choices_and_a_near_match(name, near):
     for ask in (expand_preset, keys_of, preset):
-        with pytest.raises(ValueError, match="Choices: reinforce, ppo") as caught:
+        with pytest.raises(ValueError, match="Choices: reinforce, rft, online_rft, ppo") as caught:
             ask(name)
         assert f"Near: {near}" in str(caught.value)
 
@@ -79,11 +81,12 @@ def test_presets_compose_without_alarm_and_have_a_source(name):
 
 
 def test_presets_are_different_algorithms(make_batch):
-    """Except that the default of one library's rows is the row it calls GRPO."""
+    """Together with what they set beside `actor`: the two kinds of rejection sampling differ in who samples only."""
     seen = {}
     for name in PRESETS:
         keys = keys_of(name)
-        seen.setdefault(repr((ready(keys, make_batch()), controllers(keys))), []).append(name)
+        beside = {path: value for path, value in preset(name).items() if "." in path}
+        seen.setdefault(repr((ready(keys, make_batch()), controllers(keys), beside)), []).append(name)
     assert [names for names in seen.values() if len(names) > 1] == []
 
 
@@ -100,9 +103,37 @@ def test_the_papers_values():
     assert (cispo.gate, cispo.eps_clip) == ("cispo", 1.0)
     assert (lite.adv_norm.mean_level, lite.adv_norm.std_level, lite.adv_norm.std_of) == ("group", "batch", "raw")
     assert (skywork.adaptive_entropy.target, skywork.adaptive_entropy.delta) == (0.2, 0.005)
+    fixed, online = preset("rft"), preset("online_rft")
+    assert fixed == online | {"rollout.policy": "starting"}
+    assert (online["reward_threshold"], online["adv_norm"], online["importance_sampling_level"]) == (1.0, None, "none")
     ppo, penalty = keys_of("ppo"), keys_of("ppo_penalty")
     assert (ppo.credit, ppo.gae_lambda, ppo.value_eps_clip, ppo.eps_clip) == ("gae", 0.95, 0.2, 0.2)
     assert (penalty.gate, penalty.kl_controller.type, penalty.kl_controller.target) == ("open", "penalty", 0.01)
+
+
+@pytest.mark.parametrize("name", ["rft", "online_rft"])
+def test_rejection_sampling_is_the_mean_log_likelihood_of_right_samples(padded, close, name):
+    """Three samples of 2, 1 and 3 tokens, of which the first and the last are right."""
+    batch = padded({"mask": [[1, 1, 0], [1, 0, 0], [1, 1, 1]], "rewards": [1.0, 0.6, 2.0]}).batch(
+        prox_T=torch.tensor([-1.0, -2.0, -0.5, -0.25, -0.5, -0.75], dtype=torch.float64)
+    )
+    algorithm = compose(keys_of(name), n_samples=3, max_new_tokens=8)
+    batch = algorithm.weights(algorithm.credit(batch))
+    close(batch.advantages_T, [1.0, 1.0, 0.0, 1.0, 1.0, 1.0])
+    close(algorithm.gradient_coefficients(batch, Current(batch.prox_T)), rft(batch.reward_S >= 1, batch.seq_T))
+    logprobs_T = batch.prox_T.clone().requires_grad_()
+    value = algorithm.loss(batch, Current(logprobs_T)).value
+    close(value, -(-1.5 + 0.0 - 0.5) / 3)
+    (gradient_T,) = torch.autograd.grad(value, logprobs_T)
+    close(gradient_T, [-1 / 6, -1 / 6, 0.0, -1 / 9, -1 / 9, -1 / 9])
+    assert algorithm.moving_S(batch).tolist() == [True, False, True]
+    assert algorithm.needs == frozenset()
+
+
+def test_a_step_without_a_right_sample_has_nothing_to_learn(padded):
+    batch = padded({"mask": [[1, 1], [1, 0]], "rewards": [0.99, 0.0]}).batch(prox_T=torch.tensor([-1.0, -2.0, -0.5]))
+    algorithm = compose(keys_of("online_rft"), n_samples=2, max_new_tokens=8)
+    assert not bool(algorithm.moving_S(algorithm.weights(algorithm.credit(batch))).any())
 
 
 def test_two_ideas_under_one_short_name_are_two_presets():

@@ -14,7 +14,7 @@ from partita.algo.keys import (
     NormConfig,
 )  # fmt: skip
 from partita.algo.presets import PRESETS, keys_of
-from partita.algo.review import review
+from partita.algo.review import of_starting_samples, review
 
 GROUP = NormConfig(mean_level="group", std_level="group")
 LOSS_KL = {"kl_loss_coef": 0.1}
@@ -39,6 +39,7 @@ INACTIVE = [
     (keys(kl_estimator="k2"), "actor.kl_estimator k2", "kl_ctl above 0"),
     (keys(credit="process", reward_bias=1.0), "actor.reward_bias 1.0", "step rewards only"),
     (keys(credit="process", overlong_reward_penalty=True), "actor.overlong_reward_penalty True", "step rewards only"),
+    (keys(credit="process", reward_threshold=1.0), "actor.reward_threshold 1.0", "step rewards only"),
     # ---- credit
     (keys(gae_lambda=0.9), "actor.gae_lambda 0.9", "credit: gae"),
     (keys(bootstrap_truncated=True), "actor.bootstrap_truncated True", "credit: gae"),
@@ -149,6 +150,14 @@ ADVICE = [
     (keys(recompute_logprob=False), ["recompute_logprob false", "not 1 on the first step"]),
     (keys(adv_norm=NormConfig(unit="token", mean_leave1out=True)), ["mean_leave1out", "not RLOO"]),
     (keys(overlong_reward_penalty=True), ["overlong_penalty_factor 1.0", "rewards of 0 and 1"]),
+    (
+        keys(reward_threshold=0.5, dynamic_sampling=DynamicSampling()),
+        ["reward_threshold 0.5", "correct_threshold 1", "right"],
+    ),
+    (
+        keys(reward_threshold=0.5, dynamic_sampling=DynamicSampling("mixed_rewards")),
+        ["reward_threshold 0.5", "mixed_outcomes"],
+    ),
 ]
 
 
@@ -165,11 +174,40 @@ def test_advice_names_keys_and_says_why(case, words):
         keys(importance_sampling_level="sequence", gate="soft"), keys(importance_sampling_level="sequence_product", gate="open"),
         keys(recompute_logprob=False, importance_sampling_level="none"), keys(kl_ctl=0.1),
         keys(importance_sampling_level="sequence", eps_clip_rule=ClipRuleConfig()),
+        keys(reward_threshold=1.0, dynamic_sampling=DynamicSampling()), keys_of("rft"), keys_of("online_rft"),
     ],
-    ids=range(9),
+    ids=range(12),
 )  # fmt: skip
 def test_no_advice_where_none_is_due(case):
     assert found(case).advice == ()
+
+
+@pytest.mark.parametrize(
+    ("case", "words"),
+    [
+        (keys(), ["importance_sampling_level token", "actor.use_decoupled_loss=true", "algorithm=rft"]),
+        (keys_of("gspo"), ["importance_sampling_level sequence"]),
+        (keys(correction=CorrectionConfig("opsm")), ["importance_sampling_level token"]),  # it weighs nothing
+        (keys_of("reinforce"), ["nothing weighs them", "pushed down ever further"]),
+        (replace(keys_of("rft"), adv_norm=GROUP), ["nothing weighs them"]),
+    ],
+    ids=range(5),
+)
+def test_samples_of_the_starting_policy_are_not_the_policys_own(case, words):
+    (line,) = of_starting_samples(case)
+    assert all(word in line for word in ["rollout.policy starting", *words])
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        keys_of("rft"), keys(use_decoupled_loss=True), keys(correction=CorrectionConfig("tis")), keys(recompute_logprob=False),
+        replace(keys_of("reinforce"), correction=CorrectionConfig("decoupled")),
+    ],
+    ids=range(5),
+)  # fmt: skip
+def test_samples_of_the_starting_policy_are_right_for_what_weighs_them_or_likes_them_as_they_are(case):
+    assert of_starting_samples(case) == ()
 
 
 ASSUMED = [

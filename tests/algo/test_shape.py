@@ -8,9 +8,25 @@ import torch
 from partita.algo.compose import compose
 from partita.algo.keys import AlgorithmKeys, NormConfig
 from partita.algo.norm import Center, Norm, Scale
-from partita.algo.shape import Bias, Clip, Factor, KlInReward, Overlong, PartsNorm, RewardNorm
+from partita.algo.shape import Bias, Clip, Factor, KlInReward, Overlong, PartsNorm, RewardNorm, Right
 from partita.config import ConfigError, load_config
 from partita.ops.divergence import k1
+
+
+def test_right_is_one_from_the_threshold_on_whatever_else_shapes_it(padded, close):
+    batch = of_lengths(padded, [2, 2, 2, 2], [1.0, 0.99, -3.0, 7.5])
+    close(Right(1.0)(batch.with_(score_S=batch.reward_S), batch.valid_S).score_S, [1.0, 0.0, 0.0, 1.0])
+    keys = AlgorithmKeys(reward_threshold=-3.0, reward_bias=-0.5, reward_scaling=10.0)
+    algorithm = compose(keys, n_samples=4, max_new_tokens=64)
+    assert [type(part) for part in algorithm.shape] == [Right, Bias, Factor]
+    close(algorithm.credit(batch).score_S, [5.0] * 4)
+
+
+def test_a_reward_that_is_no_number_is_not_wrong_but_absent(padded, close):
+    batch = of_lengths(padded, [2, 2, 2], [1.0, float("nan"), float("-inf")])
+    credited = compose(AlgorithmKeys(reward_threshold=0.0), n_samples=3, max_new_tokens=64).credit(batch)
+    close(credited.score_S, [1.0, 0.0, 0.0])
+    assert credited.valid_S.tolist() == [True, False, False]
 
 
 def test_soft_overlong_penalty(golden, close):
@@ -212,6 +228,7 @@ def test_the_settings_of_a_feature_that_is_off_are_neither_judged_nor_used(make_
     ("part", "said"),
     [
         (Overlong(100, 20, 0.5), "r + 0.5 · clip((80 - |o|)/20, -1, 0)"),
+        (Right(0.5), "1[r ≥ 0.5]"),
         (Bias(0.5), "r + 0.5"),
         (Factor(2.0), "2 · r"),
         (Clip(1.5), "clip(r, -1.5, 1.5)"),

@@ -17,7 +17,7 @@ from torch import Tensor
 from partita.algo.algorithm import Algorithm
 from partita.algo.compose import compose, controllers
 from partita.algo.keys import AlgorithmKeys
-from partita.algo.pairwise import Hinge, Ipo, Pairs, Sigmoid, pair_loss
+from partita.algo.pairwise import Hinge, Ipo, Pairs, Robust, Sigmoid, pair_loss
 from partita.algo.penalty import EntropyBonus, KlLoss
 from partita.algo.shape import KlInReward
 from partita.algo.tokens import Current
@@ -161,7 +161,7 @@ def pairs(ragged: Ragged, case: Case) -> Outcome:
     return differentiate(loss, ragged.logprobs_BW)
 
 
-PAIR_LOSSES: dict[str, type[Any]] = {kind.__name__: kind for kind in (Sigmoid, Hinge, Ipo)}
+PAIR_LOSSES: dict[str, type[Any]] = {kind.__name__: kind for kind in (Sigmoid, Hinge, Ipo, Robust)}
 COMPARED: dict[str, Callable[[Ragged, Case], Outcome]] = {
     "loss": loss,
     "step": step,

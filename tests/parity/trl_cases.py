@@ -142,6 +142,9 @@ REST = (
          {"loss": "Hinge", "beta": 0.1}, "pairs", EVEN),
     Case(Text("IPO", "IPO"), "pairs", "trl", "dpo_loss", {"beta": 0.1, "loss_type": ["ipo"]},
          {"loss": "Ipo", "beta": 0.1}, "pairs", EVEN),
+    Case(Text("robust DPO", "稳健 DPO"), "pairs", "trl", "dpo_loss",
+         {"beta": 0.1, "loss_type": ["robust"], "label_smoothing": 0.1},
+         {"loss": "Robust", "beta": 0.1, "label_smoothing": 0.1}, "pairs", EVEN),
 )  # fmt: skip
 
 
@@ -225,7 +228,7 @@ TRL_ABSENT = (
     Absent("loss", "trl", ("top_entropy_quantile",), Text(
         "only the tokens of highest entropy are trained on", "只训练熵最高的 token")),
     Absent("pairs", "trl", (
-        "robust", "exo_pair", "nca_pair", "bco_pair", "sppo_hard", "aot", "aot_unpaired", "apo_zero",
+        "exo_pair", "nca_pair", "bco_pair", "sppo_hard", "aot", "aot_unpaired", "apo_zero",
         "apo_down", "discopop", "sft", "sigmoid_norm",
     ), Text("other losses on pairs", "其他基于偏好对的损失")),
 )  # fmt: skip

@@ -194,9 +194,10 @@ def reward_scale(keys: AlgorithmKeys, batch: Batch) -> None:
 def constant_group(keys: AlgorithmKeys, batch: Batch) -> None:
     """Of the group of the first sample; the others keep their rewards."""
     in_group_S = batch.prompt_S == batch.prompt_S[0]
-    batch = batch.with_(reward_S=torch.where(in_group_S, torch.tensor(0.7, dtype=torch.float32), batch.reward_S))
-    advantages_T = ready(keys, batch).credit(batch).advantages_T
-    assert not bool(advantages_T[in_group_S[batch.seq_T]].any())
+    for reward in (0.7, 1.0):
+        alike = batch.with_(reward_S=torch.where(in_group_S, torch.tensor(reward, dtype=torch.float32), batch.reward_S))
+        advantages_T = ready(keys, alike).credit(alike).advantages_T
+        assert not bool(advantages_T[in_group_S[batch.seq_T]].any())
 
 
 def group_sum(keys: AlgorithmKeys, batch: Batch) -> None:

@@ -26,10 +26,11 @@ def others(names: Iterable[str], why: str) -> dict[str, str]:
 
 
 CRITIC = ("ppo", "ppo_penalty", "areal_ppo")
+RIGHT_ONLY = ("rft", "online_rft")
 BATCH = ("reinforce", "areal_grpo", "areal_gspo", "areal_dapo", "areal_sapo")
 UNDIVIDED = ("reinforce", "drgrpo", "rloo", "sapo_selfadaptive", "areal_drgrpo", "areal_rloo")
 LEAVE_ONE_OUT = ("rloo", "areal_rloo")
-NO_RATIO = ("reinforce", "rloo")
+NO_RATIO = ("reinforce", "rloo", *RIGHT_ONLY)
 SOFT = ("sapo", "areal_sapo")
 HELD_ON_BOTH_SIDES = ("decoupled_clip", "cispo")
 """Gates with a band but without the min."""
@@ -71,12 +72,14 @@ PROPERTIES = (
     Property(
         "reward_offset", "A constant added to all rewards leaves the advantages.",
         fails=each(("ppo", "ppo_penalty"), "a token's share of the reward decays with λ < 1, the critic's values do not move along")
+        | each(RIGHT_ONLY, "right is what reaches the threshold")
         | {"gspo_smoothed": "the running mean remembers other steps"},
     ),
     Property(
         "reward_scale", "All rewards times a positive number leave the advantages.",
         fails=each(UNDIVIDED, "nothing is divided by a deviation")
         | each(CRITIC, "the critic's values do not grow along")
+        | each(RIGHT_ONLY, "right is what reaches the threshold")
         | {"gspo_smoothed": "the running deviation remembers other steps",
            "dapo": "the soft overlong penalty is in units of the reward"},
     ),
@@ -84,6 +87,7 @@ PROPERTIES = (
         "constant_group", "A group of equal rewards has advantages of exactly 0, also for 0.7 in single precision.",
         fails=each(BATCH, "compared with the batch, an easy group is good and a hard one bad")
         | each(CRITIC, "the critic's values differ from token to token")
+        | each(RIGHT_ONLY, "there is no baseline: an all-right group is learned like any right sample")
         | {"gspo_smoothed": "compared with the running mean, an all-wrong group is pushed down",
            "rloo": "the KL in the reward differs from sample to sample",
            "dapo": "the soft overlong penalty differs with the length"},
@@ -91,7 +95,7 @@ PROPERTIES = (
     Property(
         "group_sum", "The advantages of a group's samples sum to 0.",
         fails=each(BATCH, "they do over the batch, not in each group")
-        | each(CRITIC, "the baseline is the critic's")
+        | each(CRITIC, "the baseline is the critic's") | each(RIGHT_ONLY, "there is no baseline")
         | {"gspo_smoothed": "the baseline is the running mean"},
     ),
     Property(

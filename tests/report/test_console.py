@@ -7,6 +7,7 @@ import pytest
 from partita.report.config import ConsoleMode
 from partita.report.console import Console
 from partita.report.records import RunSummary, SampleView, StepRecord
+from partita.report.view import OFFLINE_COLUMNS, Headline
 
 SUMMARY = RunSummary(
     "runs/numbers", {"evaluate": "partita eval runs/numbers", "export": "partita export x"}, ("held out 0.5",)
@@ -113,3 +114,18 @@ def test_no_steps_still_end_well() -> None:
 def test_when_samples_are_shown(every: int, due: list[int]) -> None:
     console = Console("plain", 4, "t", sample_every=every, out=io.StringIO())
     assert [step for step in range(1, 5) if console.sample_due(step)] == due
+
+
+@pytest.mark.parametrize("mode", ["plain", "live"])
+def test_chart_and_last_line_are_of_the_headline(mode) -> None:
+    out, told = io.StringIO(), Headline("preference/accuracy", "pairs ranked rightly", "accuracy", OFFLINE_COLUMNS)
+    console = Console(mode, 2, "pairs", headline=told, out=out, clock=iter(range(1000)).__next__)
+    console.start({})
+    for step, value in ((1, 0.25), (2, 0.75)):
+        console.step(StepRecord(step, {"preference/accuracy": value, "reward/mean": 9.0, "time/step": 2.0}))
+    console.finish(SUMMARY)
+    console.close()
+    shown = out.getvalue()
+    assert "pairs ranked rightly 0.250" in shown and "0.750 (first and last step)" in shown
+    assert "9.0" not in shown and "mean reward" not in shown
+    assert ("accuracy by step" in shown) or mode == "live"

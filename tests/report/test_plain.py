@@ -2,7 +2,7 @@
 
 from partita.report.plain import group_text, header_lines, sample_lines, step_line
 from partita.report.records import SampleView, StepRecord
-from partita.report.view import RunView
+from partita.report.view import OFFLINE_COLUMNS, Headline, RunView
 
 FULL = {
     "reward/mean": 0.2344, "response_length/mean": 12.34, "kl_ref/k3": 0.00123, "entropy": 1.234,
@@ -67,3 +67,12 @@ def test_a_megabyte_is_shortened() -> None:
 def test_a_large_group_is_counted() -> None:
     assert group_text(SampleView("", "", (1.0,) * 64, 0)) == "[1] " + "1 " * 15 + "… 48 more (mean 1)"
     assert group_text(SampleView("", "", (None,), 0)) == "[error]"
+
+
+def test_a_line_of_training_on_data_has_what_that_is_about() -> None:
+    view = RunView("pairs", 25, clock=lambda: 0.0, headline=Headline("loss", "loss", "loss", OFFLINE_COLUMNS))
+    known = {"loss": 0.6875, "preference/accuracy": 0.75, "preference/margin": 0.1, "grad_norm": 2.5, "entropy": 1.0}
+    view.add(StepRecord(7, known | {"tokens_per_second": 412.4, "time/step": 8.0}))
+    assert step_line(view) == (
+        "step  7/25  loss  0.6875  accuracy 0.750  margin  0.100  grad   2.50    412 tok/s    8.0 s  eta 2m24s"
+    )

@@ -13,6 +13,7 @@ from partita.report.records import StepRecord
 from partita.report.reporter import Reporter, RunFacts
 from partita.report.sinks import open_sinks, read_metrics, read_samples
 from partita.report.trackers import MissingTrackerError, require_trackers
+from partita.report.view import OFFLINE_COLUMNS, Headline
 
 
 def group(serial: int, *rewards: float | None, answer: str | None = None) -> Group:
@@ -146,3 +147,17 @@ def open_files(folder: Path) -> list[str]:
     """Files below `folder` that this process holds open."""
     links = [f"/proc/self/fd/{name}" for name in os.listdir("/proc/self/fd")]
     return [target for link in links if os.path.islink(link) and (target := os.readlink(link)).startswith(str(folder))]
+
+
+def test_the_picture_is_of_the_headline(tmp_path: Path) -> None:
+    told = Headline("loss", "loss", "loss", OFFLINE_COLUMNS)
+    made = Reporter(ReportConfig(console="quiet"), RunFacts(tmp_path, "sft/001", 2, {}, headline=told))
+    made.start({})
+    made.step(StepRecord(1, {"loss": 0.5}), (), None)
+    made.step(StepRecord(2, {"loss": 0.25}), (), None)
+    made.finish({})
+    made.close()
+    picture = (tmp_path / "loss.svg").read_text()
+    assert "sft/001: loss by step" in picture and "reward" not in picture
+    assert not (tmp_path / "reward.svg").exists()
+    assert [record.metrics["loss"] for record in read_metrics(tmp_path / "metrics.jsonl")] == [0.5, 0.25]

@@ -5,7 +5,7 @@ import math
 import pytest
 
 from partita.report.records import StepRecord
-from partita.report.view import RunView, phases, step_seconds
+from partita.report.view import OFFLINE_COLUMNS, Headline, RunView, phases, step_seconds
 
 
 def test_what_is_counted_inside_phases_is_no_phase():
@@ -59,3 +59,15 @@ def test_alerts() -> None:
         "optimizer steps without a learning signal, left out: 2 (in 1 of 2 steps)",
         "samples whose reward failed: 25.0% on average, 50.0% last",
     ]
+
+
+def test_the_headline_is_what_a_run_is_about() -> None:
+    view = view_of({"loss": 0.7, "reward/mean": 5.0}, {"loss": 0.4}, {"loss": 0.1})
+    assert view.reached() == (5.0, 5.0, 1)
+    view.headline = Headline("loss", "loss", "loss", OFFLINE_COLUMNS)
+    assert view.reached() == (pytest.approx(0.7), pytest.approx(0.1), 1)
+
+
+def test_columns_of_training_on_data_name_each_metric_once() -> None:
+    metrics = [column.metric for column in OFFLINE_COLUMNS]
+    assert len(metrics) == len(set(metrics))

@@ -34,7 +34,7 @@ def advantages(name: str, *rewards: float | None) -> list[float]:
 
 
 # running statistics come with a controller, and remember other steps than this one
-OF_ONE_STEP = [name for name, keys in PRESETS.items() if "ema" not in keys.get("adv_norm", {})]
+OF_ONE_STEP = [name for name, keys in PRESETS.items() if "ema" not in (keys.get("adv_norm") or {})]
 
 
 @pytest.mark.parametrize("name", OF_ONE_STEP)

@@ -66,7 +66,7 @@ def test_other_trained_models_come_back_with_their_moments(tmp_path: Path) -> No
         for one in (ours, theirs):
             train(*one, 2)
         assert all(torch.equal(a, b) for a, b in zip(ours[0].parameters(), theirs[0].parameters(), strict=True))
-    with pytest.raises(CheckpointError, match=r"no judge\.safetensors: it was saved by a run that trained no judge"):
+    with pytest.raises(CheckpointError, match=r"no judge\.safetensors: it was saved by a run that kept no judge"):
         load_checkpoint(folder, *back, {"judge": other})
 
 

@@ -16,7 +16,7 @@ from partita.ops.packing import pack
 from partita.records import Group, Prompt, Row, Sample
 from partita.train.batch import RolloutBatch, collate
 from partita.train.config import ActorConfig, CriticConfig, MicroBatchConfig, OptimizerConfig
-from partita.train.critic import Critic, trained_beside
+from partita.train.critic import Critic
 from partita.train.learner import Learner
 
 
@@ -122,13 +122,6 @@ def test_values_of_a_model_without_a_head_are_an_error() -> None:
     model.value_head = None
     with pytest.raises(ValueError, match="add_value_head comes first"):
         model.values(pack(rollout.rows, rollout.group_of_sample))
-
-
-def test_a_critic_of_its_own_is_saved_beside_the_policy_and_a_shared_one_with_it() -> None:
-    assert trained_beside(None) == {}
-    assert trained_beside(critic_of(model_of(), shared=True)) == {}
-    own = critic_of(model_of())
-    assert trained_beside(own) == {"critic": (own.model, own.stepper.optimizer)}
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,1 @@
+"""Training on data that are there: supervised fine-tuning, reward models, preferences. Three commands, one loop."""

@@ -1,0 +1,339 @@
+"""From a config of training on data to the objects of a run.
+
+Left out: what happens in a step (`offline.run`), and what the keys mean (the sections).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from partita.algo.reduce import Reduce, SeqMeanTokenMean, TokenMean
+from partita.build import ended_by
+from partita.config import ConfigError, Loaded
+from partita.config.errors import Problem
+from partita.config.schema import plain
+from partita.engine.config import compute_dtype
+from partita.models.export import export_hf, export_scorer
+from partita.models.load import LoadedModel, find_stop_ids, load_causal_lm, load_tokenizer
+from partita.models.lora import add_adapters, base_view, require_peft
+from partita.models.packed import PackedModel, cast_copy
+from partita.models.reference import check_reference
+from partita.models.scoring import ScoreStats
+from partita.offline.config import DpoConfig, OfflineConfig, RmConfig, SftConfig
+from partita.offline.run import OfflineRun
+from partita.ops.memory import keep_freed_memory
+from partita.records import Row
+from partita.report.metrics import Timer
+from partita.report.reporter import Reporter, RunFacts
+from partita.report.sinks import write_atomic
+from partita.report.trackers import require_trackers
+from partita.report.view import OFFLINE_COLUMNS, Headline
+from partita.runfolder import (
+    CHECKPOINTS,
+    CONFIG,
+    EXPORT,
+    RunFolderError,
+    disk_full_is_readable,
+    new_folder,
+    resume_point,
+)
+from partita.tasks.cursor import Cursor
+from partita.tasks.offline_rows import (
+    OfflineDataConfig,
+    OfflineRows,
+    Rendered,
+    RenderedJudged,
+    RenderedPair,
+    load_comparisons,
+    load_conversations,
+    load_judgements,
+)
+from partita.tasks.turns import turns_of
+from partita.train.checkpoint import latest_checkpoint, load_checkpoint
+from partita.train.objectives import Imitate, Judge, Prefer, Rank
+from partita.train.offline import Item, Objective, OfflineLearner, Reference
+from partita.train.references import Asked, known
+from partita.train.stepper import Stepper
+
+REFERENCE = "reference.safetensors"
+REDUCE: Mapping[str, Reduce] = {"token_mean": TokenMean(), "seq_mean_token_mean": SeqMeanTokenMean()}
+
+
+@dataclass(frozen=True)
+class Data:
+    """Items to learn from, items held out, and lines about both for the start."""
+
+    items: tuple[Item, ...]
+    held_out: tuple[Item, ...]
+    notes: tuple[str, ...]
+
+
+@contextmanager
+def build(config: OfflineConfig, resume: Path | None = None) -> Iterator[OfflineRun]:
+    """Everything of a run on data; closed in the end, also when it fails."""
+    require_trackers(config.report.trackers)
+    if config.actor.lora is not None:
+        require_peft()
+    newest = None if resume is None else resume_point(resume)
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if device.type == "cpu":
+        keep_freed_memory()
+    loaded = load_model(config, device)
+    data = load_data(config, loaded)
+    folder, settings = resume or new_folder(config), plain(config)
+    learner = _learner(config, loaded, data, folder, device)
+    model, stepper = learner.model, learner.stepper
+    state = load_checkpoint(newest, model, stepper.optimizer) if newest else None
+    steps = _total_steps(config, len(data.items), state)
+    title, kind = f"{config.experiment_name}/{folder.name}", kind_of(config)
+    facts = RunFacts(folder, title, steps, settings, state["step"] if state else 0, _headline(config))
+    run = OfflineRun(
+        config, folder, loaded.tokenizer, learner, Cursor(data.items, config.seed, config.train_dataset.shuffle),
+        len(data.items), data.held_out, steps, Reporter(config.report, facts),
+        _export(config, learner, loaded, data), _next(config, folder, steps),
+    )  # fmt: skip
+    if state:
+        try:
+            run.load_state_dict(state)
+        except ValueError as error:
+            raise RunFolderError(f"{newest} cannot be continued with this config: {error}") from error
+    with _told(run, kind), ended_by(run.reporter.close):
+        write_atomic(folder / CONFIG, Loaded(config, settings, {}).to_yaml().encode())
+        run.reporter.start(_facts(run, loaded, data))
+        yield run
+
+
+def kind_of(config: OfflineConfig) -> str:
+    """The command that the config belongs to."""
+    assert isinstance(config, SftConfig | RmConfig | DpoConfig)
+    return config.kind
+
+
+def load_model(config: OfflineConfig, device: torch.device) -> LoadedModel:
+    """The model in float32, with adapters if asked for, and with a value head for a reward model."""
+    section, path = config.actor, config.tokenizer_path
+    loaded = load_causal_lm(
+        section.path, dtype=torch.float32, trust_remote_code=section.trust_remote_code, device=device
+    )
+    if path not in (None, section.path):
+        other = load_tokenizer(path, section.trust_remote_code)
+        loaded = replace(loaded, tokenizer=other, stop_ids=tuple(sorted({*loaded.stop_ids, *find_stop_ids(other, ())})))
+    if isinstance(config, RmConfig):
+        loaded.model.add_value_head()
+    if section.lora is not None:
+        add_adapters(loaded.model, section.lora, config.seed)
+    if section.gradient_checkpointing:
+        loaded.model.lm.activation_checkpointing_enable()
+        loaded.model.train()
+    return loaded
+
+
+def load_data(config: OfflineConfig, loaded: LoadedModel) -> Data:
+    """Rows as items, those that are held out apart."""
+    made = _items(config, loaded, config.train_dataset, "train_dataset")
+    if config.valid_dataset is None:
+        held, notes = made.held_out, made.notes
+    else:
+        valid = _items(config, loaded, config.valid_dataset, "valid_dataset")
+        held = tuple(replace(item, uid=f"valid {item.uid}") for item in valid.items)  # numbered like the others
+        notes = (*made.notes, *(f"held out: {line}" for line in valid.notes))
+    return Data(made.items, held[: config.evaluator.size], notes)
+
+
+def _items(config: OfflineConfig, loaded: LoadedModel, section: OfflineDataConfig, name: str) -> Data:
+    turns = turns_of(loaded.tokenizer, loaded.stop_ids, section.chat_template, section.chat_template_kwargs)
+    given: dict[str, Any] = {"context": loaded.context, "seed": config.seed, "section": name}
+    if isinstance(config, SftConfig):
+        return _data(load_conversations(section, turns, **given), _conversations)
+    if isinstance(config, DpoConfig) and config.loss.type == "kto":
+        limit = min(loaded.context, section.max_length or loaded.context)
+        return _data(load_judgements(section, turns, **given), lambda rows: _judged(rows, limit))
+    return _data(load_comparisons(section, turns, **given), _pairs)
+
+
+def _data(found: OfflineRows[Any], items: Callable[[Sequence[Any]], list[Item]]) -> Data:
+    return Data(tuple(items(found.rows)), tuple(items(found.held_out)), found.notes)
+
+
+def _conversations(rows: Sequence[Rendered]) -> list[Item]:
+    return [Item(row.uid, (row.rows,)) for row in rows]
+
+
+def _pairs(rows: Sequence[RenderedPair]) -> list[Item]:
+    return [Item(row.uid, (row.chosen_rows, row.rejected_rows), margin=row.margin) for row in rows]
+
+
+def _judged(rows: Sequence[RenderedJudged], limit: int) -> list[Item]:
+    """Beside each answer its question with the answer to the next other question with which it fits into `limit` tokens;
+    nothing where none does.
+    """
+    if len({row.group for row in rows}) == 1:
+        raise ConfigError([Problem("loss.type", "kto needs answers to at least two questions, these rows ask one")])
+    found = list[Item]()
+    for at, row in enumerate(rows):
+        others = (rows[(at + step) % len(rows)] for step in range(1, len(rows)))
+        made = (_crossed(row, other) for other in others if other.group != row.group)
+        beside = next(((one,) for one in made if len(one[0].ids) <= limit), ())
+        found.append(Item(row.uid, (row.rows,), beside, good=row.good))
+    return found
+
+
+def _crossed(asked: RenderedJudged, answered: RenderedJudged) -> tuple[Row, ...]:
+    """The last answer of one after the question of the other."""
+    row, other = asked.rows[-1], answered.rows[-1]
+    start, other_start = row.trained.index(True), other.trained.index(True)
+    ids = [*row.ids[:start], *other.ids[other_start:]]
+    trained = [*row.trained[:start], *other.trained[other_start:]]
+    return (Row(ids, trained, [0.0] * len(ids), [-1] * len(ids)),)
+
+
+def _total_steps(config: OfflineConfig, items: int, state: Mapping[str, Any] | None) -> int:
+    """Of whole epochs those taken, and as many as what is left of the items needs."""
+    if config.total_train_steps is not None:
+        return config.total_train_steps
+    assert config.total_train_epochs is not None, "the config checks that one of the two is set"
+    taken, place = (state["step"], state["data"]) if state else (0, {"epoch": 0, "position": 0})
+    left = (config.total_train_epochs - place["epoch"]) * items - place["position"]
+    return taken + math.ceil(max(left, 0) / config.train_dataset.batch_size)
+
+
+def _learner(
+    config: OfflineConfig, loaded: LoadedModel, data: Data, folder: Path, device: torch.device
+) -> OfflineLearner:
+    section, timer = config.actor, Timer()
+    dtype = compute_dtype(section.dtype, device)
+    stepper = Stepper(loaded.model, section.optimizer, dtype, section.max_nonfinite_steps, timer)
+    objective, budget = _objective(config), section.mb_spec.max_tokens_per_mb
+    reference = None
+    if objective.reference:
+        assert isinstance(config, DpoConfig), "only preferences are compared with a reference"
+        reference = _reference(config, loaded, data, dtype, folder, device)
+    return OfflineLearner(loaded.model, objective, stepper, budget, reference, timer)
+
+
+def _objective(config: OfflineConfig) -> Objective:
+    if isinstance(config, SftConfig):
+        return Imitate(REDUCE[config.loss_agg_mode])
+    if isinstance(config, RmConfig):
+        return Rank(config.loss())
+    assert isinstance(config, DpoConfig)
+    return Judge(config.loss.kto()) if config.loss.type == "kto" else Prefer(config.loss.pair_loss())
+
+
+def _reference(
+    config: DpoConfig, loaded: LoadedModel, data: Data, dtype: torch.dtype, folder: Path, device: torch.device
+) -> Reference:
+    """The frozen policy: before any checkpoint is loaded, the model that training starts from is it."""
+    section, actor, budget = config.ref, config.actor, config.actor.mb_spec.max_tokens_per_mb
+    own = section.path in (None, actor.path)
+    if section.log_probs == "adapter_off":
+        return Asked(base_view(loaded.model), dtype, budget)
+    if own and section.log_probs == "precomputed":
+        ask = Asked(loaded.model, dtype, budget)
+    else:
+        ask = Asked(_frozen(config, loaded, device), compute_dtype(section.dtype, device), budget)
+    if section.log_probs == "online":
+        return ask
+    told = f"{section.path or actor.path} {plain(actor.lora) if own else section.dtype} {dtype}"
+    return known((*data.items, *data.held_out), ask, folder / REFERENCE, told)
+
+
+def _frozen(config: DpoConfig, loaded: LoadedModel, device: torch.device) -> PackedModel:
+    section, actor = config.ref, config.actor
+    dtype = compute_dtype(section.dtype, device)
+    if section.path in (None, actor.path):
+        model = cast_copy(loaded.model, dtype)
+    else:
+        other = load_causal_lm(section.path, dtype=dtype, trust_remote_code=actor.trust_remote_code, device=device)
+        check_reference(loaded, other, whole_vocabulary=False)
+        model = other.model
+    return model.requires_grad_(False).eval()
+
+
+def _export(config: OfflineConfig, learner: OfflineLearner, loaded: LoadedModel, data: Data) -> Callable[[Path], None]:
+    """What writes the trained model: a language model, or a reward model with where its scores lie."""
+
+    def write(folder: Path) -> None:
+        if not isinstance(config, RmConfig):
+            export_hf(learner.model, loaded.tokenizer, folder)
+            return
+        scores_S = learner.scores(data.held_out or data.items)
+        mean, std = float(scores_S.mean()), float(scores_S.std(correction=0))
+        stats = ScoreStats(mean, std) if std > 0 else None  # a head that has not moved gives 0 to all
+        export_scorer(learner.model, loaded.tokenizer, folder, stats)
+
+    return write
+
+
+def _headline(config: OfflineConfig) -> Headline:
+    if isinstance(config, SftConfig):
+        return Headline("loss", "loss", "loss", OFFLINE_COLUMNS)
+    metric = "preference/accuracy" if isinstance(config, DpoConfig) else "reward_model/accuracy"
+    judged = isinstance(config, DpoConfig) and config.loss.type == "kto"
+    return Headline(metric, f"{'answers' if judged else 'pairs'} ranked rightly", "accuracy", OFFLINE_COLUMNS)
+
+
+def _next(config: OfflineConfig, folder: Path, steps: int) -> dict[str, str]:
+    export, kind = folder / EXPORT, kind_of(config)
+    counted = config.total_train_steps is not None
+    more = f"total_train_steps={2 * steps}" if counted else f"total_train_epochs={(config.total_train_epochs or 0) + 1}"
+    again = {"go on": f"partita {kind} --resume {folder} {more}"}
+    if kind == "rm":
+        return {"use": f"partita train FILE reward.model={export}", **again}
+    return {
+        "try": f'partita generate {export} --prompt "..."',
+        "train on": f"partita train grpo actor.path={export}",
+        **again,
+    }
+
+
+@contextmanager
+def _told(run: OfflineRun, kind: str) -> Iterator[None]:
+    """A run that cannot go on says how it can."""
+    command = f"partita {kind} --resume {run.folder}"
+    with disk_full_is_readable(run.folder, command):
+        try:
+            yield
+        except BaseException:
+            if last := latest_checkpoint(run.folder / CHECKPOINTS):
+                run.reporter.console.warn(f"stopped; to go on from {last.name}: {command}")
+            raise
+
+
+def _facts(run: OfflineRun, loaded: LoadedModel, data: Data) -> dict[str, str]:
+    """What the console says before the first step."""
+    config, learner = run.config, run.learner
+    trained = sum(p.numel() for p in learner.model.parameters() if p.requires_grad)
+    whole = sum(p.numel() for p in learner.model.parameters())
+    word = str(learner.stepper.compute_dtype).removeprefix("torch.")
+    facts = {
+        "model": f"{config.actor.path}, {trained / 1e6:.1f} M of {whole / 1e6:.1f} M parameters trained, {loaded.path_kind}",
+        "loss": _loss_text(config),
+        "batch": f"{config.train_dataset.batch_size} of {run.items} items, {len(data.held_out)} held out",
+        "precision": f"{word} on float32 weights, on {loaded.model.device}",
+        "reference": _reference_text(config) if learner.reference is not None else "",
+        "data": "; ".join((*data.notes, *loaded.notes)),
+    }
+    return {name: text for name, text in facts.items() if text}
+
+
+def _loss_text(config: OfflineConfig) -> str:
+    if isinstance(config, SftConfig):
+        return f"-log π(answer), {config.loss_agg_mode}"
+    if isinstance(config, RmConfig):
+        return config.loss().formula()
+    assert isinstance(config, DpoConfig)
+    loss = config.loss
+    return f"{loss.type}: {loss.kto().formula() if loss.type == 'kto' else loss.pair_loss().formula()}"
+
+
+def _reference_text(config: OfflineConfig) -> str:
+    assert isinstance(config, DpoConfig)
+    return f"{config.ref.path or 'the starting model'}, {config.ref.log_probs.replace('_', ' ')}"

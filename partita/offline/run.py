@@ -1,0 +1,137 @@
+"""The loop of training on data: a batch of items, one optimizer step, evaluation, report and checkpoint when each is due.
+
+Left out: how the parts are made (`offline.build`) and what an item costs (`train.objectives`).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from transformers import PreTrainedTokenizerBase
+
+from partita.models.export import remove_leftovers
+from partita.offline.config import OfflineConfig
+from partita.report.metrics import Metrics, Timer
+from partita.report.records import StepRecord
+from partita.report.reporter import Reporter
+from partita.runfolder import CHECKPOINTS, EXPORT
+from partita.tasks.cursor import Cursor
+from partita.train.checkpoint import save_checkpoint
+from partita.train.offline import Item, OfflineLearner
+
+
+@dataclass
+class OfflineRun:
+    """One run on data. items: how many there are to train on.
+
+    export: writes the trained model into a folder. next_commands: what may be done with it, by name.
+    """
+
+    config: OfflineConfig
+    folder: Path
+    tokenizer: PreTrainedTokenizerBase
+    learner: OfflineLearner
+    cursor: Cursor[Item]
+    items: int
+    held_out: Sequence[Item]
+    steps: int
+    reporter: Reporter
+    export: Callable[[Path], None]
+    next_commands: Mapping[str, str]
+    first_step: int = 0
+    timer: Timer = field(default_factory=Timer)
+    step_began: float = field(default_factory=time.perf_counter)
+
+    def remaining(self) -> Iterator[int]:
+        """The train steps to take, counted from 0."""
+        yield from range(self.first_step, self.steps)
+
+    def timed(self, phase: str) -> AbstractContextManager[None]:
+        """Count the block's wall time as `time/<phase>` of this step."""
+        return self.timer.timed(phase)
+
+    def batch(self) -> list[Item]:
+        """The next items in the order of the data; of whole epochs the last step has what is left."""
+        size, config = self.config.train_dataset.batch_size, self.config
+        if config.total_train_steps is None:
+            assert config.total_train_epochs is not None, "the config checks that one of the two is set"
+            size = min(size, config.total_train_epochs * self.items - self._taken)
+        return [self.cursor.next() for _ in range(size)]
+
+    @property
+    def _taken(self) -> int:
+        """Items so far, over all epochs."""
+        return self.cursor.epoch * self.items + self.cursor.position
+
+    def finish(self, step: int, metrics: Metrics) -> None:
+        """Evaluation, report and checkpoint of step `step`, counted from 1, each when due."""
+        values = metrics.as_dict()
+        if self._eval_due(step):
+            with self.timed("eval"):
+                values |= self._evaluated()
+        times = self.timer.take() | self.learner.timer.take()
+        times["time/step"] = time.perf_counter() - self.step_began
+        values["epoch"] = self._taken / self.items
+        speed = {"tokens_per_second": values["trained_tokens"] / times["time/step"]}
+        self.reporter.step(StepRecord(step, values | speed | times), (), None)
+        if self._save_due(step):
+            with self.timed("save"):  # counted in the next step
+                self.save(step)
+        self.step_began = time.perf_counter()
+
+    def save(self, step: int) -> None:
+        """Write a checkpoint, after the records of all steps before it."""
+        self.reporter.wait()
+        learner, keep = self.learner, self.config.checkpoint.keep_last
+        root, state = self.folder / CHECKPOINTS, self.state_dict(step)
+        save_checkpoint(root, step, learner.model, learner.stepper.optimizer, state, keep)
+
+    def state_dict(self, step: int) -> dict[str, Any]:
+        """Everything beside tensors that a resumed run needs to go on as if it had not stopped."""
+        return {"step": step, "data": self.cursor.state_dict(), "learner": dict(self.learner.state_dict())}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from a checkpoint's state. Raises ValueError for one that does not fit this config."""
+        self.first_step = state["step"]
+        self.cursor.load_state_dict(state["data"])
+        self.learner.load_state_dict(state["learner"])
+
+    def end(self) -> None:
+        """Export the model, and say what was reached and what to do next."""
+        remove_leftovers(self.folder / EXPORT)
+        self.export(self.folder / EXPORT)
+        results = [f"held out: {self._last_evaluation()}"] if self.held_out else []
+        self.reporter.finish(self.next_commands, results)
+
+    def _evaluated(self) -> dict[str, float]:
+        found = self.learner.evaluate(self.held_out, self.config.train_dataset.batch_size)
+        return {f"eval/{name}": value for name, value in found.items()}
+
+    def _last_evaluation(self) -> str:
+        for record in reversed(self.reporter.console.view.records):
+            if found := {name: v for name, v in record.metrics.items() if name.startswith("eval/")}:
+                return ", ".join(f"{name.removeprefix('eval/')} {value:.4g}" for name, value in sorted(found.items()))
+        return "not evaluated"
+
+    def _eval_due(self, step: int) -> bool:
+        every = self.config.evaluator.freq_steps
+        return bool(self.held_out) and (step == self.steps or (every is not None and step % every == 0))
+
+    def _save_due(self, step: int) -> bool:
+        every = self.config.checkpoint.freq_steps
+        return step == self.steps or (every is not None and step % every == 0)
+
+
+def train(run: OfflineRun) -> None:
+    """Take a batch, learn from it; until the last step."""
+    for step in run.remaining():
+        items = run.batch()
+        with run.timed("learn"):
+            metrics = run.learner.learn(items, step, run.steps)
+        run.finish(step + 1, metrics)
+    run.end()

@@ -1,0 +1,229 @@
+"""Learning from data that are there: what a train step of items costs, as a sum over micro-batches.
+
+An item is what must not be split: a conversation, or both sides of a preference. Denominators, and the reference's numbers,
+are fixed before the first backward pass of a step.
+
+Shapes: T packed trained tokens, S samples (a conversation, or one side of a pair), N items.
+Left out: what an item costs (`train.objectives`), and where items come from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from partita.algo.stats import Stats
+from partita.models.packed import PackedModel
+from partita.ops.packing import Packed, micro_batches, pack
+from partita.ops.segments import segment_sum
+from partita.records import Row
+from partita.report.metrics import Metrics, Timer
+from partita.train.stepper import Stepper, precision
+
+Rows = tuple[Row, ...]
+
+
+@dataclass(frozen=True)
+class Item:
+    """samples: what is learned, in the order of the objective (a pair: chosen, rejected). beside: what the policy says about
+    it without gradient before the step, as KTO asks. good: of a judged answer. margin: of a pair that has one.
+    """
+
+    uid: str
+    samples: tuple[Rows, ...]
+    beside: tuple[Rows, ...] = ()
+    good: bool = True
+    margin: float | None = None
+
+
+@dataclass(frozen=True)
+class Said:
+    """What the model says about the samples of a micro-batch, with gradient, and the reference without: log-probs of trained
+    tokens and which sample each belongs to, the reference's log-prob of whole samples; or the value head's score of each.
+    """
+
+    seq_T: Tensor
+    samples: int
+    logprobs_T: Tensor | None = None
+    ref_S: Tensor | None = None
+    scores_S: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class Share:
+    """A micro-batch's part of the step's loss."""
+
+    value: Tensor
+    stats: Stats
+
+
+StepLoss = Callable[[Sequence[int], Said], Share]
+"""The loss of the items at these places of a step; shares of a step's micro-batches add up."""
+
+
+class Objective(Protocol):
+    """What items cost."""
+
+    @property
+    def scores(self) -> bool:
+        """Whether it reads the value head at each sample's last token, instead of log-probs."""
+        ...
+
+    @property
+    def reference(self) -> bool:
+        """Whether it reads the reference's log-prob of each sample."""
+        ...
+
+    def of_step(self, items: Sequence[Item], ratio_B: Tensor) -> StepLoss:
+        """The loss of a train step, with everything that needs all of its items in place. ratio_B: log π/π_ref of what stands
+        beside the items, in their order.
+        """
+        ...
+
+
+class Reference(Protocol):
+    """Log-probs of whole samples under the frozen policy, [samples of the items, then what is beside them], float64."""
+
+    def __call__(self, items: Sequence[Item]) -> tuple[Tensor, Tensor]:
+        """Of the samples [S], and of what is beside them [B]."""
+        ...
+
+
+@dataclass
+class OfflineLearner:
+    """Owns the weights that are learned, and takes one optimizer step per train step."""
+
+    model: PackedModel
+    objective: Objective
+    stepper: Stepper
+    max_tokens_per_mb: int
+    reference: Reference | None = None
+    timer: Timer = field(default_factory=Timer)
+
+    def learn(self, items: Sequence[Item], step: int, total_steps: int) -> Metrics:
+        """Train step `step` of so many, counted from 0. Raises LearnerError after too many non-finite steps in a row."""
+        metrics, loss = Metrics(), 0.0
+        self.stepper.schedule(step, total_steps, metrics)
+        for share in self._shares(items):
+            with self.timer.timed("forward_backward"):
+                share.value.backward()
+            loss += float(share.value.detach())
+            metrics.add(share.stats)
+        metrics.count("items", float(len(items)))
+        metrics.count("trained_tokens", float(sum(_trained(item) for item in items)))
+        self.stepper.move(loss, metrics, step)
+        return metrics
+
+    @torch.no_grad()
+    def evaluate(self, items: Sequence[Item], batch: int) -> dict[str, float]:
+        """The loss and its numbers over held-out items, each weighing the same; `batch` items are taken together, as in a
+        train step.
+        """
+        metrics, loss = Metrics(), 0.0
+        for start in range(0, len(items), batch):
+            chosen = items[start : start + batch]
+            for share in self._shares(chosen):
+                loss += float(share.value) * len(chosen) / len(items)
+                metrics.add(share.stats)
+        return metrics.as_dict() | {"loss": loss}
+
+    def _shares(self, items: Sequence[Item]) -> Iterator[Share]:
+        """The micro-batches' parts of the loss of a step, one after another."""
+        ref_S, ref_B = self.reference(items) if self.reference is not None else (None, None)
+        beside = [rows for item in items for rows in item.beside]
+        ratio_B = torch.zeros(0, dtype=torch.float64)
+        if beside:
+            said_B = sums(self.model, self.stepper.compute_dtype, [(rows,) for rows in beside], self.max_tokens_per_mb)
+            ratio_B = said_B - (ref_B if ref_B is not None else 0)
+        loss = self.objective.of_step(items, ratio_B)
+        first = _first_samples([item.samples for item in items])
+        for places in self._micro_batches(items):
+            own = [at for place in places for at in range(first[place], first[place + 1])]
+            with self.timer.timed("forward_backward"):
+                said = self._said([items[place] for place in places], None if ref_S is None else ref_S[own])
+                share = loss(places, said)
+            yield share
+
+    def _micro_batches(self, items: Sequence[Item]) -> list[list[int]]:
+        """Places of items, each of them whole."""
+        atoms = [_joined(item.samples) for item in items]
+        return micro_batches(atoms, range(len(items)), self.max_tokens_per_mb, whole=self.objective.scores)
+
+    def _said(self, items: Sequence[Item], ref_S: Tensor | None) -> Said:
+        packed, samples = packed_atoms([item.samples for item in items], whole=self.objective.scores)
+        with self.stepper.precision():
+            if self.objective.scores:
+                _, scores_S = self.model.values(packed, ends=True)
+                return Said(_seq(samples), len(samples), scores_S=scores_S)
+            logprobs_T = self.model(packed, temperature=1.0).logprobs_T
+        return Said(_seq(samples), len(samples), logprobs_T, ref_S)
+
+    @torch.no_grad()
+    def scores(self, items: Sequence[Item]) -> Tensor:
+        """[S] float64: the value head's scores of all samples of the items, on the CPU."""
+        found = [
+            (places, self._said([items[place] for place in places], None)) for places in self._micro_batches(items)
+        ]
+        by_item = dict[int, Tensor]()
+        for places, said in found:
+            assert said.scores_S is not None, "an objective that reads scores"
+            counts = [len(items[place].samples) for place in places]
+            by_item |= dict(zip(places, said.scores_S.cpu().to(torch.float64).split(counts), strict=True))
+        return torch.cat([by_item[place] for place in range(len(items))])
+
+    def state_dict(self) -> Mapping[str, Any]:
+        """Counters; weights and moments are saved as tensors by `train.checkpoint`."""
+        return self.stepper.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from saved counters."""
+        self.stepper.load_state_dict(state)
+
+
+@torch.no_grad()
+def sums(model: PackedModel, dtype: torch.dtype, atoms: Sequence[Sequence[Rows]], budget: int) -> Tensor:
+    """[S] float64: log-probs of whole samples, each summed over its trained tokens, on the CPU.
+
+    atoms: the samples, those of one item together. They are packed as a train step packs them: the same model on the same
+    items says the same to the last bit, in half precision too.
+    """
+    first, found = _first_samples(atoms), torch.zeros(sum(map(len, atoms)), dtype=torch.float64)
+    for places in micro_batches([_joined(samples) for samples in atoms], range(len(atoms)), budget):
+        packed, samples = packed_atoms([atoms[place] for place in places])
+        with precision(model, dtype):
+            logprobs_T = model(packed, temperature=1.0).logprobs_T
+        own = [at for place in places for at in range(first[place], first[place + 1])]
+        found[own] = segment_sum(logprobs_T.cpu().to(torch.float64), _seq(samples), len(samples))
+    return found
+
+
+def packed_atoms(atoms: Sequence[Sequence[Rows]], *, whole: bool = False) -> tuple[Packed, list[Rows]]:
+    """A micro-batch in which the samples of an item share the longest prefix that they have in common, and its samples."""
+    samples = [rows for one in atoms for rows in one]
+    groups = [place for place, one in enumerate(atoms) for _ in one]
+    return pack(samples, groups, whole=whole), samples
+
+
+def _joined(samples: Sequence[Rows]) -> Rows:
+    """All rows of an item, which are not split over micro-batches."""
+    return tuple(row for rows in samples for row in rows)
+
+
+def _first_samples(atoms: Sequence[Sequence[Rows]]) -> list[int]:
+    """The number of each item's first sample, and how many there are."""
+    return [0, *accumulate(map(len, atoms))]
+
+
+def _seq(samples: Sequence[Rows]) -> Tensor:
+    """[T]: which sample each trained token belongs to."""
+    counts = [sum(sum(row.trained) for row in rows) for rows in samples]
+    return torch.repeat_interleave(torch.arange(len(samples)), torch.tensor(counts, dtype=torch.long))
+
+
+def _trained(item: Item) -> int:
+    return sum(sum(row.trained) for rows in item.samples for row in rows)
