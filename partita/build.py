@@ -203,7 +203,7 @@ def build(config: RunConfig, extras: Extras, resume: Path | None = None) -> Iter
         folder, settings = resume or new_folder(config), plain(config)
         title = f"{config.experiment_name}/{folder.name}"
         run = Run(
-            config, folder, made.loaded.tokenizer, learner, made.engine, _rollouts(config, made, workflow, prompts),
+            config, folder, made.loaded.tokenizer, learner, made.engine, rollouts_of(config, made, workflow, prompts),
             tuple(_phase(one, extras.keep) for one in plan.stages), steps,
             Reporter(config.report, RunFacts(folder, title, steps, settings, state["step"] if state else 0)),
             critic, _eval_plan(config, made, workflow), extras.names, tuple(sorted(made.scorer.names)), starting=starting,
@@ -307,7 +307,7 @@ def _reference(config: RunConfig, made: Stage, needs: frozenset[str]) -> PackedM
     return model.requires_grad_(False).eval()
 
 
-def _rollouts(config: RunConfig, made: Stage, workflow: Workflow, prompts: Prompts) -> Rollouts:
+def rollouts_of(config: RunConfig, made: Stage, workflow: Workflow, prompts: Prompts) -> Rollouts:
     """What a stage sets (filter, retries, sizes) is put in place when it begins."""
     epochs = config.total_train_epochs if config.total_train_steps is None else None
     return Rollouts(

@@ -27,7 +27,7 @@ from partita.models.load import ModelLoadError
 from partita.models.lora import AdapterError, MissingPeftError
 from partita.models.selfcheck import ModelRefused
 from partita.offline.build import build as build_offline
-from partita.offline.config import load_offline_config
+from partita.offline.config import KINDS, command_of, load_offline_config
 from partita.offline.run import train as train_offline
 from partita.player import complete, export_run
 from partita.player import evaluate as evaluate_model
@@ -38,7 +38,7 @@ from partita.report.text import clean
 from partita.report.trackers import MissingTrackerError
 from partita.rollout.rollouts import RolloutError
 from partita.run import RunConfig, composed, load_run_config, stage_configs
-from partita.runfolder import CONFIG, EXPORT, DiskError, RunFolderError, run_config_of
+from partita.runfolder import CONFIG, EXPORT, DiskError, RunFolderError, resume_point, run_config_of
 from partita.tasks.dataset import DataError
 from partita.tasks.pool import PoolError
 from partita.tasks.prompt import PromptError
@@ -70,6 +70,7 @@ def train(
 ) -> None:
     """Train, from a config file or a preset, or go on with a run."""
     if resume is not None:
+        _check_sampled(resume)
         loaded = run_config_of(resume, [word for word in [target, *(overrides or [])] if word is not None])
     elif target is None:
         raise typer.BadParameter(f"give a YAML file, a preset ({', '.join(PRESETS)}) or --resume RUN")
@@ -81,6 +82,7 @@ def train(
 def _offline(kind: str, target: str | None, overrides: list[str] | None, resume: Path | None) -> None:
     """Train on data, from a YAML file or a file of rows, or go on with a run."""
     if resume is not None:
+        resume_point(resume)  # raises for a folder that is no run's
         words = [word for word in [target, *(overrides or [])] if word is not None]
         loaded = load_offline_config(kind, resume / CONFIG, words)
     elif target is None:
@@ -158,6 +160,8 @@ def evaluate(
     config = _load("", words, model).value
     if task is not None:  # read as the training rows are: columns, template, instruction
         config = replace(config, valid_dataset=replace(config.train_dataset, path=task, split="test", size=None))
+    if compare:
+        _check_sampled(Path(model))
     start = run_config_of(Path(model), []).value if compare else None
     heat = temperature if temperature is not None else 0.0 if samples == 1 else 1.0
     after = _evaluate(config, samples, heat)
@@ -176,6 +180,7 @@ def export(
     step: Annotated[int | None, typer.Option(min=1, help="default: the newest checkpoint")] = None,
 ) -> None:
     """Write a checkpoint of a run as a model folder that `transformers` loads."""
+    _check_sampled(run)
     typer.echo(f"wrote {export_run(run, folder, step)}")
 
 
@@ -209,6 +214,7 @@ def replay_command(
     json: Annotated[Path | None, typer.Option(help="write all numbers to this file")] = None,
 ) -> None:
     """Compute a step again from its saved numbers, and show what other algorithms would have done with its samples."""
+    _check_sampled(run)
     found = replay(run, Request(step, tuple(algorithm or ()), tuple(overrides or ()), sample, exact))
     typer.echo("\n".join(lines_of(found, markdown=markdown)))
     if json is not None:
@@ -228,11 +234,17 @@ def _load(target: str, overrides: list[str], model: str | None = None) -> Loaded
     if model is not None:
         folder = Path(model)
         if (folder / CONFIG).exists():
+            kind = command_of(folder / CONFIG) or "train"
+            if kind == "rm":
+                _check_sampled(folder)  # a reward model answers nothing
             if not (folder / EXPORT).exists():
+                write = f", or write a checkpoint as a model (partita export {folder} FOLDER) and name that folder"
                 raise RunFolderError(
-                    f"{folder} has no {EXPORT}/: the run has not come to its end. Go on with it (partita train --resume "
-                    f"{folder}), or write a checkpoint as a model (partita export {folder} FOLDER) and name that folder"
+                    f"{folder} has no {EXPORT}/: the run has not come to its end. Go on with it (partita {kind} --resume "
+                    f"{folder}){write if kind == 'train' else ''}"
                 )
+            if kind != "train":  # its config says nothing of prompts and rewards
+                return load_run_config([QUICKSTART], [f"actor.path={folder / EXPORT}", *overrides])
             # the export has the run's tokenizer, whichever that was
             plainly = ["tokenizer_path=null", "actor.lora=null"]  # adapters are merged into the export
             return run_config_of(folder, [f"actor.path={folder / EXPORT}", *plainly, *overrides])
@@ -242,6 +254,17 @@ def _load(target: str, overrides: list[str], model: str | None = None) -> Loaded
     if not target.endswith((".yaml", ".yml")) and not Path(target).exists():
         raise ConfigError([Problem(target, f"neither a YAML file nor a preset.{_near_preset(target)}")])
     return load_run_config([Path(target)], overrides)
+
+
+def _check_sampled(folder: Path) -> None:
+    """Raise RunFolderError for a run on data, where only one of `partita train` will do."""
+    kind = command_of(folder / CONFIG)
+    if kind in KINDS:
+        use = "a reward model, for reward.model" if kind == "rm" else "a model as any other"
+        raise RunFolderError(
+            f"{folder} is a run of `partita {kind}`, which goes on by `partita {kind} --resume {folder}`; what it learned is in "
+            f"{folder / EXPORT}, {use}"
+        )
 
 
 def _near_preset(name: str) -> str:

@@ -40,22 +40,22 @@ class Named(Protocol):
     def trial_name(self) -> str | None: ...
 
 
-def new_folder(config: Named) -> Path:
-    """Make the folder of a new run. Raises RunFolderError when it cannot be made or the trial name is taken."""
+def new_folder(config: Named, command: str = "train") -> Path:
+    """Make the folder of a new run of this command. Raises RunFolderError when it cannot be made or the trial name is taken."""
     parent = Path(config.output_dir) / config.experiment_name
     try:
         parent.mkdir(parents=True, exist_ok=True)
-        return _claim(parent, config.trial_name)
+        return _claim(parent, config.trial_name, command)
     except OSError as error:
         raise RunFolderError(f"{parent} cannot be made: {error.strerror}; set output_dir") from error
 
 
-def _claim(parent: Path, trial: str | None) -> Path:
+def _claim(parent: Path, trial: str | None, command: str) -> Path:
     if trial is not None:
         folder = parent / trial
         if (folder / CONFIG).exists():
             raise RunFolderError(
-                f"{folder} holds a run already: go on with it (partita train --resume {folder}), or choose another trial_name"
+                f"{folder} holds a run already: go on with it (partita {command} --resume {folder}), or choose another trial_name"
             )
         folder.mkdir(exist_ok=True)
         return folder

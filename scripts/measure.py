@@ -1,6 +1,6 @@
 """The trainings behind the numbers in the docs: train with several seeds, evaluate on held-out prompts before and after.
 
-usage: python scripts/measure.py quickstart|addition [--seeds 1 2 3] [--prompts 200] [--out docs/results]
+usage: python scripts/measure.py quickstart|addition|ppo [--seeds 1 2 3] [--prompts 200] [--out docs/results]
 
 Each seed is a real `partita train` process; the evaluation is greedy, on held-out prompts, in the training's precision. Writes
 <out>/<name>.jsonl (one line per seed) and <out>/<name>_seed<n>.svg (the learning curve), and prints a table.
@@ -24,7 +24,7 @@ from partita.runfolder import EXPORT
 from partita.trainer import QUICKSTART, PPOTrainer
 
 EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
-CONFIGS = {"quickstart": QUICKSTART, "addition": EXAMPLES / "addition.yaml"}
+CONFIGS = {"quickstart": QUICKSTART, "addition": EXAMPLES / "addition.yaml", "ppo": EXAMPLES / "ppo.yaml"}
 
 
 def measure(name: str, seed: int, prompts: int, out: Path) -> dict[str, object]:
@@ -36,6 +36,7 @@ def measure(name: str, seed: int, prompts: int, out: Path) -> dict[str, object]:
         run = PPOTrainer(config).train()
         seconds = time.perf_counter() - began
         history = read_metrics(run / "metrics.jsonl")
+        explained = [record.metrics.get("critic/explained_variance") for record in history]
         rewards = [record.metrics["reward/mean"] for record in history]
         before = evaluate(config, samples=1, temperature=0.0)
         after = evaluate(
@@ -51,6 +52,7 @@ def measure(name: str, seed: int, prompts: int, out: Path) -> dict[str, object]:
         "before": first.mean, "before_interval": [first.low, first.high],
         "after": last.mean, "after_interval": [last.low, last.high],
         "gain": gain.mean, "gain_interval": [gain.low, gain.high], "curve": rewards,
+        **({"explained_variance": explained} if any(value is not None for value in explained) else {}),
     }  # fmt: skip
 
 

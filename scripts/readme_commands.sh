@@ -46,7 +46,20 @@ try python3 examples/math/gsm8k_rl.py --config examples/math/gsm8k_grpo.yaml sch
     actor.path=smollm2-135m train_dataset.path=tests/tasks/gsm8k_rows.jsonl output_dir="$runs" \
     total_train_steps=1 train_dataset.batch_size=2 gconfig.n_samples=2 gconfig.max_new_tokens=48
 try python examples/one_file_grpo.py --steps 1
+try python examples/one_file_ppo.py --quick
 try partita train examples/stages.yaml output_dir="$runs" total_train_steps=2 train_dataset.batch_size=2 gconfig.n_samples=2
+
+say 'from a base model to a policy'
+try python examples/rlhf/make_data.py "$runs/data"
+few=(output_dir="$runs" total_train_steps=2 train_dataset.size=16 train_dataset.batch_size=4 trial_name=001)
+try partita sft "$runs/data/sft.jsonl" experiment_name=sft "${few[@]}"
+try partita rm "$runs/data/preferences_train.jsonl" experiment_name=rm actor.path="$runs/sft/001/export" "${few[@]}"
+try partita dpo "$runs/data/preferences_train.jsonl" experiment_name=dpo actor.path="$runs/sft/001/export" "${few[@]}"
+for name in ppo grpo; do
+    try partita train $name actor.path="$runs/sft/001/export" reward.model="$runs/rm/001/export" \
+        train_dataset.path="$runs/data/prompts_train.jsonl" train_dataset.columns.answer=null "${short[@]}" \
+        total_train_steps=1 gconfig.max_new_tokens=16 trial_name=rlhf
+done
 
 say 'the golden cases'
 python tests/conformance.py tests/golden | tail -n 1

@@ -81,6 +81,8 @@ def load_causal_lm(
     _check_complete(path, report)
     lm.to(device)
     notes = list(_no_dropout(lm))
+    # rows are packed: where padding has the id of the end, the end's embedding would get no gradient
+    lm.get_input_embeddings().padding_idx = None
     fuse(lm)
     with quiet():
         verdict = self_check(lm)

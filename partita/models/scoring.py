@@ -193,6 +193,7 @@ def load_value_model(
     """
     check_ids(path, load_tokenizer(path, trust_remote_code), policy)
     model, _ = _load(path, torch.float32, trust_remote_code)
+    model.get_input_embeddings().padding_idx = None  # as in `load_causal_lm`: the end of a text may pad, too
     way, _ = _way(model.to(device).eval())
     if not isinstance(way, LastToken):
         raise ModelLoadError(

@@ -27,7 +27,9 @@ from partita.models.packed import PackedModel, cast_copy
 from partita.models.reference import check_reference
 from partita.models.scoring import ScoreStats
 from partita.offline.config import DpoConfig, OfflineConfig, RmConfig, SftConfig
+from partita.offline.online import OwnPairs, own_pairs
 from partita.offline.run import OfflineRun
+from partita.offline.source import Rows, Source
 from partita.ops.memory import keep_freed_memory
 from partita.records import Row
 from partita.report.metrics import Timer
@@ -85,29 +87,52 @@ def build(config: OfflineConfig, resume: Path | None = None) -> Iterator[Offline
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     if device.type == "cpu":
         keep_freed_memory()
-    loaded = load_model(config, device)
-    data = load_data(config, loaded)
-    folder, settings = resume or new_folder(config), plain(config)
-    learner = _learner(config, loaded, data, folder, device)
-    model, stepper = learner.model, learner.stepper
-    state = load_checkpoint(newest, model, stepper.optimizer) if newest else None
-    steps = _total_steps(config, len(data.items), state)
-    title, kind = f"{config.experiment_name}/{folder.name}", kind_of(config)
-    facts = RunFacts(folder, title, steps, settings, state["step"] if state else 0, _headline(config))
-    run = OfflineRun(
-        config, folder, loaded.tokenizer, learner, Cursor(data.items, config.seed, config.train_dataset.shuffle),
-        len(data.items), data.held_out, steps, Reporter(config.report, facts),
-        _export(config, learner, loaded, data), _next(config, folder, steps),
-    )  # fmt: skip
-    if state:
-        try:
+    with _opened(config, device) as (loaded, data, source):
+        folder, settings, kind = resume or new_folder(config, kind_of(config)), plain(config), kind_of(config)
+        learner = _learner(config, loaded, data, folder, device)
+        state = load_checkpoint(newest, learner.model, learner.stepper.optimizer) if newest else None
+        if state:
+            _go_on(source, state, newest)
+        finished = state["step"] if state else 0
+        steps = _total_steps(config, source, finished)
+        title = f"{config.experiment_name}/{folder.name}"
+        facts = RunFacts(folder, title, steps, settings, finished, _headline(config))
+        reporter = Reporter(replace(config.report, save_samples_every=0, keep_batches=0), facts)  # there are none
+        run = OfflineRun(
+            config, folder, loaded.tokenizer, learner, source, data.held_out, steps, reporter,
+            _export(config, learner, loaded, data), _next(config, folder, steps),
+        )  # fmt: skip
+        if state:
             run.load_state_dict(state)
-        except ValueError as error:
-            raise RunFolderError(f"{newest} cannot be continued with this config: {error}") from error
-    with _told(run, kind), ended_by(run.reporter.close):
-        write_atomic(folder / CONFIG, Loaded(config, settings, {}).to_yaml().encode())
-        run.reporter.start(_facts(run, loaded, data))
-        yield run
+        with _told(run, kind), ended_by(run.reporter.close):
+            write_atomic(folder / CONFIG, Loaded(config, settings, {}).to_yaml().encode())
+            run.reporter.start(_facts(run, loaded, data))
+            yield run
+
+
+def _go_on(source: Source, state: Mapping[str, Any], newest: Path | None) -> None:
+    """Before any file of the run is touched: a checkpoint that does not fit leaves the folder as it was."""
+    try:
+        source.load_state_dict(state["data"])
+    except ValueError as error:
+        raise RunFolderError(f"{newest} cannot be continued with this config: {error}") from error
+
+
+@contextmanager
+def _opened(config: OfflineConfig, device: torch.device) -> Iterator[tuple[LoadedModel, Data, Source]]:
+    """The model that is trained, what is held out, and where a step's items come from."""
+    if isinstance(config, DpoConfig) and config.online is not None:
+        with own_pairs(config) as (own, made, notes):
+            held = Data((), (), ())
+            if config.valid_dataset is not None:
+                held = _items(config, made.loaded, config.valid_dataset, "valid_dataset")
+            yield made.loaded, Data((), held.items[: config.evaluator.size], (*notes, *held.notes)), own
+        return
+    loaded = load_model(config, device)
+    data, section = load_data(config, loaded), config.train_dataset
+    limit = config.total_train_epochs if config.total_train_steps is None else None
+    cursor = Cursor(data.items, config.seed, section.shuffle)
+    yield loaded, data, Rows(data.items, cursor, section.batch_size, limit)
 
 
 def kind_of(config: OfflineConfig) -> str:
@@ -194,14 +219,13 @@ def _crossed(asked: RenderedJudged, answered: RenderedJudged) -> tuple[Row, ...]
     return (Row(ids, trained, [0.0] * len(ids), [-1] * len(ids)),)
 
 
-def _total_steps(config: OfflineConfig, items: int, state: Mapping[str, Any] | None) -> int:
-    """Of whole epochs those taken, and as many as what is left of the items needs."""
+def _total_steps(config: OfflineConfig, source: Source, finished: int) -> int:
+    """Of whole epochs the steps that are finished, and as many as what is left needs."""
     if config.total_train_steps is not None:
         return config.total_train_steps
     assert config.total_train_epochs is not None, "the config checks that one of the two is set"
-    taken, place = (state["step"], state["data"]) if state else (0, {"epoch": 0, "position": 0})
-    left = (config.total_train_epochs - place["epoch"]) * items - place["position"]
-    return taken + math.ceil(max(left, 0) / config.train_dataset.batch_size)
+    left = config.total_train_epochs * source.size - source.taken
+    return finished + math.ceil(max(left, 0) / source.batch_size)
 
 
 def _learner(
@@ -275,6 +299,8 @@ def _export(config: OfflineConfig, learner: OfflineLearner, loaded: LoadedModel,
 def _headline(config: OfflineConfig) -> Headline:
     if isinstance(config, SftConfig):
         return Headline("loss", "loss", "loss", OFFLINE_COLUMNS)
+    if isinstance(config, DpoConfig) and config.online is not None:
+        return Headline(columns=OFFLINE_COLUMNS)
     metric = "preference/accuracy" if isinstance(config, DpoConfig) else "reward_model/accuracy"
     judged = isinstance(config, DpoConfig) and config.loss.type == "kto"
     return Headline(metric, f"{'answers' if judged else 'pairs'} ranked rightly", "accuracy", OFFLINE_COLUMNS)
@@ -312,11 +338,12 @@ def _facts(run: OfflineRun, loaded: LoadedModel, data: Data) -> dict[str, str]:
     config, learner = run.config, run.learner
     trained = sum(p.numel() for p in learner.model.parameters() if p.requires_grad)
     whole = sum(p.numel() for p in learner.model.parameters())
+    asked = "prompts" if isinstance(run.source, OwnPairs) else "items"
     word = str(learner.stepper.compute_dtype).removeprefix("torch.")
     facts = {
         "model": f"{config.actor.path}, {trained / 1e6:.1f} M of {whole / 1e6:.1f} M parameters trained, {loaded.path_kind}",
         "loss": _loss_text(config),
-        "batch": f"{config.train_dataset.batch_size} of {run.items} items, {len(data.held_out)} held out",
+        "batch": f"{run.source.batch_size} of {run.source.size} {asked}, {len(data.held_out)} held out",
         "precision": f"{word} on float32 weights, on {loaded.model.device}",
         "reference": _reference_text(config) if learner.reference is not None else "",
         "data": "; ".join((*data.notes, *loaded.notes)),

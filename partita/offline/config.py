@@ -16,10 +16,13 @@ from partita.config import ConfigError, Loaded, key, key_factory, load_config
 from partita.config.document import Given, parse
 from partita.config.errors import Problem
 from partita.config.schema import is_map
+from partita.engine.config import GenerationConfig, RolloutConfig
 from partita.models.adapters import LoraConfig, started_at_zero
 from partita.report.config import ReportConfig
 from partita.run import CheckpointConfig
 from partita.tasks.offline_rows import OfflineDataConfig
+from partita.tasks.reward import RewardConfig
+from partita.tasks.settings import DatasetConfig
 from partita.train.config import MicroBatchConfig, OptimizerConfig, Precision
 
 HINTS = {
@@ -170,6 +173,22 @@ class FrozenReferenceConfig:
 
 
 @dataclass(frozen=True)
+class OnlinePairsConfig:
+    """Pairs of the policy's own answers: of the samples of a prompt the best and the worst, as the reward judges them."""
+
+    prompts: DatasetConfig = key_factory(DatasetConfig, "what is asked; batch_size prompts in a train step")
+    gconfig: GenerationConfig = key_factory(GenerationConfig, "how answers are sampled; n_samples of at least 2")
+    rollout: RolloutConfig = key_factory(RolloutConfig, "the engine that samples")
+    reward: RewardConfig = key_factory(RewardConfig, "the judge")
+
+    def __post_init__(self) -> None:
+        if self.gconfig.n_samples < 2:
+            raise ValueError(f"gconfig.n_samples={self.gconfig.n_samples}: a pair needs two answers to a prompt")
+        if self.rollout.policy != "newest":
+            raise ValueError(f"rollout.policy={self.rollout.policy}: pairs are the newest policy's own; leave it out")
+
+
+@dataclass(frozen=True)
 class DpoConfig(OfflineConfig):
     """Preference optimisation: DPO and its relatives."""
 
@@ -177,8 +196,15 @@ class DpoConfig(OfflineConfig):
     loss: PreferenceLossConfig = key_factory(PreferenceLossConfig, "what a preference costs")
     ref: FrozenReferenceConfig = key_factory(FrozenReferenceConfig, "the reference; not loaded where the loss has none")
 
+    online: OnlinePairsConfig | None = key(
+        None,
+        "pairs of the policy's own answers instead of train_dataset (online DPO); null: the pairs of train_dataset",
+    )
+
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.online is not None:
+            self._check_online()
         if self.ref.log_probs == "adapter_off" and self.actor.lora is None:
             raise ValueError(
                 "ref.log_probs=adapter_off needs actor.lora: without adapters there is nothing to turn off"
@@ -187,6 +213,18 @@ class DpoConfig(OfflineConfig):
             raise ValueError(
                 f"ref.log_probs=adapter_off: with actor.lora.init={self.actor.lora.init} the model without its adapters is "
                 "not the starting policy; take precomputed or online"
+            )
+
+    def _check_online(self) -> None:
+        if self.train_dataset.path is not None:
+            raise ValueError(
+                f"train_dataset.path={self.train_dataset.path} and online: pairs come from one of the two; drop one"
+            )
+        if self.loss.type == "kto":
+            raise ValueError("loss.type=kto judges single answers, online makes pairs: take a loss of pairs")
+        if self.ref.log_probs == "precomputed" and self.loss.pair_loss().reference:
+            raise ValueError(
+                "ref.log_probs=precomputed: online pairs are not known before; take online, or adapter_off with actor.lora"
             )
 
 

@@ -16,18 +16,18 @@ from transformers import PreTrainedTokenizerBase
 
 from partita.models.export import remove_leftovers
 from partita.offline.config import OfflineConfig
+from partita.offline.source import Source
 from partita.report.metrics import Metrics, Timer
 from partita.report.records import StepRecord
 from partita.report.reporter import Reporter
 from partita.runfolder import CHECKPOINTS, EXPORT
-from partita.tasks.cursor import Cursor
 from partita.train.checkpoint import save_checkpoint
 from partita.train.offline import Item, OfflineLearner
 
 
 @dataclass
 class OfflineRun:
-    """One run on data. items: how many there are to train on.
+    """One run on data. source: gives the items of each step.
 
     export: writes the trained model into a folder. next_commands: what may be done with it, by name.
     """
@@ -36,8 +36,7 @@ class OfflineRun:
     folder: Path
     tokenizer: PreTrainedTokenizerBase
     learner: OfflineLearner
-    cursor: Cursor[Item]
-    items: int
+    source: Source
     held_out: Sequence[Item]
     steps: int
     reporter: Reporter
@@ -55,19 +54,6 @@ class OfflineRun:
         """Count the block's wall time as `time/<phase>` of this step."""
         return self.timer.timed(phase)
 
-    def batch(self) -> list[Item]:
-        """The next items in the order of the data; of whole epochs the last step has what is left."""
-        size, config = self.config.train_dataset.batch_size, self.config
-        if config.total_train_steps is None:
-            assert config.total_train_epochs is not None, "the config checks that one of the two is set"
-            size = min(size, config.total_train_epochs * self.items - self._taken)
-        return [self.cursor.next() for _ in range(size)]
-
-    @property
-    def _taken(self) -> int:
-        """Items so far, over all epochs."""
-        return self.cursor.epoch * self.items + self.cursor.position
-
     def finish(self, step: int, metrics: Metrics) -> None:
         """Evaluation, report and checkpoint of step `step`, counted from 1, each when due."""
         values = metrics.as_dict()
@@ -76,7 +62,7 @@ class OfflineRun:
                 values |= self._evaluated()
         times = self.timer.take() | self.learner.timer.take()
         times["time/step"] = time.perf_counter() - self.step_began
-        values["epoch"] = self._taken / self.items
+        values["epoch"] = self.source.taken / self.source.size
         speed = {"tokens_per_second": values["trained_tokens"] / times["time/step"]}
         self.reporter.step(StepRecord(step, values | speed | times), (), None)
         if self._save_due(step):
@@ -93,12 +79,11 @@ class OfflineRun:
 
     def state_dict(self, step: int) -> dict[str, Any]:
         """Everything beside tensors that a resumed run needs to go on as if it had not stopped."""
-        return {"step": step, "data": self.cursor.state_dict(), "learner": dict(self.learner.state_dict())}
+        return {"step": step, "data": self.source.state_dict(), "learner": dict(self.learner.state_dict())}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from a checkpoint's state. Raises ValueError for one that does not fit this config."""
+        """Go on from a checkpoint's state; the source has its part of it already."""
         self.first_step = state["step"]
-        self.cursor.load_state_dict(state["data"])
         self.learner.load_state_dict(state["learner"])
 
     def end(self) -> None:
@@ -130,8 +115,11 @@ class OfflineRun:
 def train(run: OfflineRun) -> None:
     """Take a batch, learn from it; until the last step."""
     for step in run.remaining():
-        items = run.batch()
+        with run.timed("sample"):  # rows, or pairs of the policy's own answers
+            items, metrics = run.source.take()
         with run.timed("learn"):
-            metrics = run.learner.learn(items, step, run.steps)
+            metrics.merge(run.learner.learn(items, step, run.steps))
+        with run.timed("publish"):
+            run.source.learned(step + 1)
         run.finish(step + 1, metrics)
     run.end()

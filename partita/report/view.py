@@ -38,6 +38,7 @@ COLUMNS = (
     Column("grad_norm", "gradient norm", None, "6.2f"),
 )
 OFFLINE_COLUMNS = (
+    Column("reward/mean", "reward of own answers", "reward", "6.3f"),
     Column("loss", "loss", "loss", "7.4f"),
     Column("preference/accuracy", "pairs ranked rightly", "accuracy", "5.3f"),
     Column("preference/margin", "margin of implicit rewards", "margin", "6.3f"),

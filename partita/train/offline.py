@@ -109,14 +109,17 @@ class OfflineLearner:
         """Train step `step` of so many, counted from 0. Raises LearnerError after too many non-finite steps in a row."""
         metrics, loss = Metrics(), 0.0
         self.stepper.schedule(step, total_steps, metrics)
-        for share in self._shares(items):
+        for share in self._shares(items) if items else ():
             with self.timer.timed("forward_backward"):
                 share.value.backward()
             loss += float(share.value.detach())
             metrics.add(share.stats)
         metrics.count("items", float(len(items)))
         metrics.count("trained_tokens", float(sum(_trained(item) for item in items)))
-        self.stepper.move(loss, metrics, step)
+        if items:
+            self.stepper.move(loss, metrics, step)
+        else:
+            self.stepper.stay(metrics)
         return metrics
 
     @torch.no_grad()

@@ -70,6 +70,19 @@ def test_dropout_is_off_also_in_train_mode(tmp_path, tokenizer):
     assert torch.equal(scored, trained)
 
 
+def test_the_end_of_a_text_learns_also_where_it_pads(tmp_path, tokenizer):
+    lm = tiny("Llama", torch.float32)
+    lm.config.pad_token_id = lm.config.eos_token_id = 2
+    with quiet():
+        lm.save_pretrained(tmp_path / "model")
+        tokenizer.save_pretrained(tmp_path / "model")
+    model = load_causal_lm(str(tmp_path / "model"), dtype=torch.float32).model
+    row = Row([5, 2, 7, 9], [False, False, True, True], [0.0] * 4, [-1] * 4)
+    model(pack([[row]], [0]), temperature=1.0).logprobs_T.sum().backward()
+    gradient = model.lm.get_input_embeddings().weight.grad
+    assert gradient[2].abs().sum() > 0 and gradient[3].abs().sum() == 0
+
+
 def test_missing_weights_are_an_error_and_not_random_numbers(saved):
     lm = tiny("Llama", torch.float32)
     state = {name: w for name, w in lm.state_dict().items() if "layers.1.mlp" not in name}
