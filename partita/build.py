@@ -245,7 +245,7 @@ def _learner(config: RunConfig, made: Stage, steps: int, needs: frozenset[str], 
     model = made.loaded.model
     reference = _reference(config, made, needs) if needs & REFERENCE else None
     if config.actor.gradient_checkpointing:
-        _recompute(model)
+        recompute(model)
     return Learner(
         model, config.actor, compute_dtype(config.actor.dtype, made.device), config.gconfig.temperature, steps, config.seed,
         reference=reference, vf_coef=critic.config.vf_coef if critic is not None and critic.config.shared else None,
@@ -260,7 +260,8 @@ def _starting(config: RunConfig, learner: Learner) -> dict[str, torch.Tensor]:
     return {name: weight.clone() for name, weight in weights(learner.model)}
 
 
-def _recompute(model: PackedModel) -> None:
+def recompute(model: PackedModel) -> None:
+    """Let the backward passes of a model compute its activations again instead of keeping them."""
     model.lm.activation_checkpointing_enable()
     model.train()  # the families recompute in training mode only; every dropout is off
 
@@ -284,7 +285,7 @@ def _critic(config: RunConfig, made: Stage, steps: int) -> Critic:
     if section.lora is not None:
         add_adapters(model, section.lora, config.seed)
     if section.gradient_checkpointing and not section.shared:
-        _recompute(model)
+        recompute(model)
     dtype = compute_dtype(config.actor.dtype if section.shared else section.dtype, made.device)
     return Critic(model, section, dtype, steps, config.seed, config.actor.max_nonfinite_steps)
 

@@ -156,7 +156,7 @@ def evaluate(
     """Mean reward on held-out prompts, with its 95 % interval."""
     _check_reward(Path(model), reward)
     words = [f"evaluator.n_prompts={n}", *(overrides or [])]
-    words += [f"reward.functions=[{reward}]"] if reward else []
+    words += [f"reward.functions=[{reward}]", "reward.weights=null", "reward.model=null"] if reward else []
     config = _load("", words, model).value
     if task is not None:  # read as the training rows are: columns, template, instruction
         config = replace(config, valid_dataset=replace(config.train_dataset, path=task, split="test", size=None))

@@ -320,7 +320,19 @@ def without_effect(config: RunConfig, *, needs: frozenset[str], filtered: bool, 
     lines += _idle_in_step(config)
     if config.critic is not None and "values" not in needs:
         lines.append("critic: no effect, needs actor.credit: gae")
+    elif config.critic is not None:
+        lines += _idle_critic(config.critic)
     return tuple(lines)
+
+
+def _idle_critic(critic: CriticConfig) -> list[str]:
+    """What only a critic of its own has, or only one on the policy's weights."""
+    own = ("dtype", "gradient_checkpointing", "optimizer", "ppo_n_minibatches", "ppo_epochs", "minibatch_split")
+    names, why = (
+        (own, "shared=true: it learns with the policy") if critic.shared else (("vf_coef",), "needs critic.shared=true")
+    )
+    default = CriticConfig()
+    return [f"critic.{name}: no effect, {why}" for name in names if getattr(critic, name) != getattr(default, name)]
 
 
 def _idle_in_step(config: RunConfig) -> list[str]:

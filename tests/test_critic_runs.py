@@ -113,3 +113,25 @@ def test_killed_and_resumed_is_uninterrupted(words, changed) -> None:
         ]
         if not changed.get("critic__shared"):
             assert critics[0].read_bytes() == critics[1].read_bytes()
+
+
+def test_a_stage_without_a_critic_follows_one_with_a_critic_on_the_policy(words) -> None:
+    stages = "[{until: {step: 1}, set: {algorithm: ppo}}, {set: {algorithm: grpo, actor.kl_loss_coef: 0.0}}]"
+    given = words(critic__shared="true", total_train_steps=3, actor__kl_ctl=0.0, stages=stages)
+    ended("ppo", *given)
+    assert ["critic/loss" in line for line in lines_of(folder_of(given))] == [True, False, False]
+
+
+def test_keys_of_a_critic_of_its_own_are_idle_in_one_on_the_policy(words) -> None:
+    out = ended("ppo", *words(critic__shared="true", total_train_steps=1, critic__ppo_epochs=3)).out
+    assert "critic.ppo_epochs: no effect, shared=true: it learns with the policy" in out
+
+
+def test_a_critic_with_adapters_may_begin_as_a_reward_model_and_a_policy_may_not(words) -> None:
+    ended("ppo", *words(total_train_steps=1))
+    exported = folder_of(words()) / "export_critic"
+    adapted = words("adapted", total_train_steps=1, critic__path=exported, critic__lora="{rank: 2}")
+    ended("ppo", *adapted)
+    assert any("lora_" in name for name in saved(folder_of(adapted), 1, "critic.safetensors"))
+    refused = call("train", "grpo", *words("policy", actor__path=exported))
+    assert refused.code == 2 and "is a reward model (LlamaForSequenceClassification): it scores" in refused.err

@@ -41,6 +41,10 @@ class ModelLoadError(ValueError):
     """The model could not be loaded; the message names the path and what to do."""
 
 
+SCORER = "ForSequenceClassification"
+"""How the class of a model with a score head in place of a language-model head is called."""
+
+
 @dataclass(frozen=True)
 class LoadedModel:
     """`stop_ids`: every id that ends a completion. `context`: most tokens of a row. `notes`: what to tell the user,
@@ -78,6 +82,11 @@ def load_causal_lm(
     except (OSError, ValueError, ImportError) as error:
         raise ModelLoadError(_explain(path, error)) from error
     lm, report = loaded
+    if any(name.endswith(SCORER) for name in lm.config.architectures or ()):
+        raise ModelLoadError(
+            f"{path} is a reward model ({', '.join(lm.config.architectures)}): it scores, and its language-model head is gone or "
+            "untrained. Name it in reward.model or critic.path; to train, take the model that it was made of"
+        )
     _check_complete(path, report)
     lm.to(device)
     notes = list(_no_dropout(lm))

@@ -160,7 +160,7 @@ def _check_zero_start(model: PackedModel) -> None:
 def _targets(model: PackedModel, config: LoraConfig) -> list[str]:
     """Paths in `model.lm` of the layers to adapt, checked before anything is changed."""
     modules, head = dict(model.lm.named_modules()), model.lm.get_output_embeddings()
-    ways = _called(model) | {head}
+    ways = _called(model) | ({head} if head is not None else set())
     linear = [path for path, module in modules.items() if isinstance(module, LINEAR)]
     if config.target_modules == "all-linear":
         chosen = [path for path in linear if modules[path] is not head and modules[path] in ways]
@@ -198,7 +198,11 @@ def _called(model: PackedModel) -> set[nn.Module]:
         linear = [module for module in model.lm.modules() if isinstance(module, LINEAR)]
         hooks = [module.register_forward_hook(lambda module, *_, seen=seen: seen.add(module)) for module in linear]
         try:
-            model.train(mode)(pack([[row]], [0]), temperature=1.0)
+            run = model.train(mode)
+            if model.lm.get_output_embeddings() is None:  # a scorer has no other head than its own
+                run.values(pack([[row]], [0]))
+            else:
+                run(pack([[row]], [0]), temperature=1.0)
         finally:
             model.train(training)
             for hook in hooks:

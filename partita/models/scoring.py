@@ -25,7 +25,7 @@ from partita.models.attention import ATTENTION, Layout, Rule, register
 from partita.models.fused import fuse
 from partita.models.layers import layer_types, layer_windows
 from partita.models.layout import PackedLayout
-from partita.models.load import ModelLoadError, _context, _no_dropout, load_tokenizer
+from partita.models.load import SCORER, ModelLoadError, _context, _no_dropout, load_tokenizer
 from partita.models.packed import PackedModel
 from partita.models.quiet import quiet
 from partita.models.selfcheck import KNOWN_LAYERS, ModelRefused
@@ -33,7 +33,6 @@ from partita.ops.packing import Packed, micro_batches, pack
 from partita.records import Row
 
 STATS = "reward_stats.json"
-CLASS = "ForSequenceClassification"
 MAX_TOKENS = 8192  # model-input tokens of one forward
 # Largest difference of scores that rounding explains, relative to the largest score where that is above 1.
 LIMITS = {torch.float64: 1e-5, torch.float32: 1e-3}
@@ -180,7 +179,7 @@ def is_scorer(path: str, trust_remote_code: bool = False) -> bool:
         config = _config(path, trust_remote_code)
     except ModelLoadError:
         return False
-    return any(name.endswith(CLASS) for name in config.architectures or ())
+    return any(name.endswith(SCORER) for name in config.architectures or ())
 
 
 def load_value_model(
@@ -253,9 +252,9 @@ def _load(path: str, dtype: torch.dtype, trust_remote_code: bool) -> tuple[Any, 
 
 def _check_config(path: str, config: Any) -> None:
     names = config.architectures or []
-    if names and not any(name.endswith(CLASS) for name in names):
+    if names and not any(name.endswith(SCORER) for name in names):
         raise ModelLoadError(
-            f"{path}: {names[0]} has no head for a score. A reward model is a folder of a ...{CLASS} with one label, as "
+            f"{path}: {names[0]} has no head for a score. A reward model is a folder of a ...{SCORER} with one label, as "
             "reward-model training here and TRL's RewardTrainer write"
         )
     if config.is_encoder_decoder:

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from partita.algo.reduce import Reduce, SeqMeanTokenMean, TokenMean
-from partita.build import ended_by
+from partita.build import ended_by, recompute
 from partita.config import ConfigError, Loaded
 from partita.config.errors import Problem
 from partita.config.schema import plain
@@ -58,7 +58,7 @@ from partita.tasks.offline_rows import (
     load_judgements,
 )
 from partita.tasks.turns import turns_of
-from partita.train.checkpoint import latest_checkpoint, load_checkpoint
+from partita.train.checkpoint import latest_checkpoint, load_checkpoint, read_state
 from partita.train.objectives import Imitate, Judge, Prefer, Rank
 from partita.train.offline import Item, Objective, OfflineLearner, Reference
 from partita.train.references import Asked, known
@@ -88,11 +88,15 @@ def build(config: OfflineConfig, resume: Path | None = None) -> Iterator[Offline
     if device.type == "cpu":
         keep_freed_memory()
     with _opened(config, device) as (loaded, data, source):
-        folder, settings, kind = resume or new_folder(config, kind_of(config)), plain(config), kind_of(config)
-        learner = _learner(config, loaded, data, folder, device)
-        state = load_checkpoint(newest, learner.model, learner.stepper.optimizer) if newest else None
+        state = read_state(newest) if newest else None
         if state:
             _go_on(source, state, newest)
+        folder, settings, kind = resume or new_folder(config, kind_of(config)), plain(config), kind_of(config)
+        if resume is None:  # before a reference is asked about all rows: a kill meanwhile leaves a run that can go on
+            write_atomic(folder / CONFIG, Loaded(config, settings, {}).to_yaml().encode())
+        learner = _learner(config, loaded, data, folder, device)
+        if newest:
+            load_checkpoint(newest, learner.model, learner.stepper.optimizer)
         finished = state["step"] if state else 0
         steps = _total_steps(config, source, finished)
         title = f"{config.experiment_name}/{folder.name}"
@@ -123,6 +127,8 @@ def _opened(config: OfflineConfig, device: torch.device) -> Iterator[tuple[Loade
     """The model that is trained, what is held out, and where a step's items come from."""
     if isinstance(config, DpoConfig) and config.online is not None:
         with own_pairs(config) as (own, made, notes):
+            if config.actor.gradient_checkpointing:
+                recompute(made.loaded.model)
             held = Data((), (), ())
             if config.valid_dataset is not None:
                 held = _items(config, made.loaded, config.valid_dataset, "valid_dataset")
@@ -155,8 +161,7 @@ def load_model(config: OfflineConfig, device: torch.device) -> LoadedModel:
     if section.lora is not None:
         add_adapters(loaded.model, section.lora, config.seed)
     if section.gradient_checkpointing:
-        loaded.model.lm.activation_checkpointing_enable()
-        loaded.model.train()
+        recompute(loaded.model)
     return loaded
 
 
@@ -179,7 +184,10 @@ def _items(config: OfflineConfig, loaded: LoadedModel, section: OfflineDataConfi
         return _data(load_conversations(section, turns, **given), _conversations)
     if isinstance(config, DpoConfig) and config.loss.type == "kto":
         limit = min(loaded.context, section.max_length or loaded.context)
-        return _data(load_judgements(section, turns, **given), lambda rows: _judged(rows, limit))
+        judged = load_judgements(section, turns, **given)
+        if name == "train_dataset" and len({row.group for row in judged.rows}) == 1:
+            raise ConfigError([Problem("loss.type", "kto needs answers to at least two questions, these rows ask one")])
+        return _data(judged, lambda rows: _judged(rows, limit))
     return _data(load_comparisons(section, turns, **given), _pairs)
 
 
@@ -199,8 +207,6 @@ def _judged(rows: Sequence[RenderedJudged], limit: int) -> list[Item]:
     """Beside each answer its question with the answer to the next other question with which it fits into `limit` tokens;
     nothing where none does.
     """
-    if len({row.group for row in rows}) == 1:
-        raise ConfigError([Problem("loss.type", "kto needs answers to at least two questions, these rows ask one")])
     found = list[Item]()
     for at, row in enumerate(rows):
         others = (rows[(at + step) % len(rows)] for step in range(1, len(rows)))

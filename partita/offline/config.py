@@ -184,6 +184,12 @@ class OnlinePairsConfig:
     def __post_init__(self) -> None:
         if self.gconfig.n_samples < 2:
             raise ValueError(f"gconfig.n_samples={self.gconfig.n_samples}: a pair needs two answers to a prompt")
+        if self.gconfig.temperature == 0:
+            raise ValueError("gconfig.temperature=0: all answers to a prompt are the same one, and no two make a pair")
+        if self.gconfig.adaptive_n is not None:
+            raise ValueError("gconfig.adaptive_n: every prompt gets n_samples answers here; leave it out")
+        if self.rollout.max_head_offpolicyness > 0:
+            raise ValueError("rollout.max_head_offpolicyness: this version samples and trains in turns; leave it out")
         if self.rollout.policy != "newest":
             raise ValueError(f"rollout.policy={self.rollout.policy}: pairs are the newest policy's own; leave it out")
 

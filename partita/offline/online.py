@@ -82,9 +82,8 @@ class OwnPairs:
         return self.rollouts.state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from there, with the weights that the model has by now."""
+        """Go on from there."""
         self.rollouts.load_state_dict(state)
-        self.learned(self.rollouts.version)
 
 
 @contextmanager

@@ -85,6 +85,7 @@ class OfflineRun:
         """Go on from a checkpoint's state; the source has its part of it already."""
         self.first_step = state["step"]
         self.learner.load_state_dict(state["learner"])
+        self.source.learned(self.first_step)
 
     def end(self) -> None:
         """Export the model, and say what was reached and what to do next."""
@@ -94,7 +95,7 @@ class OfflineRun:
         self.reporter.finish(self.next_commands, results)
 
     def _evaluated(self) -> dict[str, float]:
-        found = self.learner.evaluate(self.held_out, self.config.train_dataset.batch_size)
+        found = self.learner.evaluate(self.held_out)
         return {f"eval/{name}": value for name, value in found.items()}
 
     def _last_evaluation(self) -> str:

@@ -147,6 +147,16 @@ def load_checkpoint(
     return json.loads((folder / "state.json").read_text())
 
 
+def read_state(folder: Path) -> dict[str, Any]:
+    """The state alone, before anything is restored. Raises CheckpointError for one that cannot be read."""
+    try:
+        return json.loads((folder / "state.json").read_text())
+    except (OSError, ValueError) as error:
+        raise CheckpointError(
+            f"{folder}: state.json is damaged ({error}); without this folder a run resumes from the one before"
+        ) from error
+
+
 def _kept(model: nn.Module, optimizer: torch.optim.Optimizer | None) -> Iterator[tuple[str, nn.Parameter]]:
     return model.named_parameters() if optimizer is None else _learned(model)
 

@@ -103,6 +103,7 @@ class Learner:
         if not rollout.rows:  # the filter left nothing
             metrics.count("dead_steps")
         against, unmoved = self._against(algorithm), True
+        vf_coef = None if algorithm.value is None else self.vf_coef  # a stage may need no critic
         for epoch in range(self.config.ppo_epochs):
             split = (self.config.ppo_n_minibatches, self.config.minibatch_split, (self.seed, step, epoch))
             for chosen in minibatches(rollout.group_of_sample, *split):
@@ -110,15 +111,16 @@ class Learner:
                 mini = mini.with_batch(weighed(mini.batch, algorithm, unmoved))
                 now = replace(against, old=None) if unmoved else against
                 moving_S = algorithm.moving_S(mini.batch)
-                if self.vf_coef is not None:
+                if vf_coef is not None:
                     moving_S = moving_S | algorithm.valued_S(mini.batch)
                 moves = bool(moving_S.any())
                 everything = not self.config.skip_dead_samples or (whole and moves)
                 computed_S = torch.ones_like(moving_S) if everything else moving_S
                 _count(mini.batch, computed_S, metrics)
-                current, loss, value_loss = self._accumulate(mini.select(_places(computed_S)), algorithm, now, metrics)
-                if self.vf_coef is not None and moves:
-                    metrics.put("critic/loss", value_loss / self.vf_coef)
+                computed = mini.select(_places(computed_S))
+                current, loss, value_loss = self._accumulate(computed, algorithm, now, vf_coef, metrics)
+                if vf_coef is not None and moves:
+                    metrics.put("critic/loss", value_loss / vf_coef)
                 outcome = self.stepper.move(loss + value_loss, metrics, step) if moves else self.stepper.stay(metrics)
                 left_out = tuple(chosen[place] for place in _places(~computed_S))
                 steps.append(OptimizerStep(tuple(chosen), current, loss, outcome, unmoved, left_out))
@@ -155,7 +157,7 @@ class Learner:
         return Against(reference, self._old)
 
     def _accumulate(
-        self, computed: RolloutBatch, algorithm: Algorithm, against: Against, metrics: Metrics
+        self, computed: RolloutBatch, algorithm: Algorithm, against: Against, vf_coef: float | None, metrics: Metrics
     ) -> tuple[Current | None, float, float]:
         """Add the gradients of what is to be computed of a minibatch. Gives what the policy said about it, None where it is
         nothing, the policy's loss, and the value loss beside it, times its weight.
@@ -163,11 +165,11 @@ class Learner:
         parts, losses, stats = list[tuple[list[int], Current]](), list[Tensor](), list[Stats]()
         for chosen, micro, packed in self._micro_batches(computed):
             with self.timer.timed("forward_backward"):
-                current, values_T = self._current(packed, algorithm, against)
+                current, values_T = self._current(packed, algorithm, against, valued=vf_coef is not None)
                 loss, beside = algorithm.loss(micro.batch, current), None
-                if values_T is not None and self.vf_coef is not None:
+                if values_T is not None and vf_coef is not None:
                     valued = algorithm.value_loss(micro.batch, values_T)
-                    beside = self.vf_coef * valued.value
+                    beside = vf_coef * valued.value
                     stats.append(valued.stats)
                 (loss.value if beside is None else loss.value + beside).backward()
             parts.append((chosen, detached(current)))
@@ -188,10 +190,12 @@ class Learner:
         for samples, micro in zip(chosen, rollout.split(chosen), strict=True):
             yield samples, micro, pack(micro.rows, micro.group_of_sample)
 
-    def _current(self, packed: Packed, algorithm: Algorithm, against: Against) -> tuple[Current, Tensor | None]:
-        """The policy's streams with gradient, and values where it carries the value head."""
+    def _current(
+        self, packed: Packed, algorithm: Algorithm, against: Against, *, valued: bool
+    ) -> tuple[Current, Tensor | None]:
+        """The policy's streams with gradient, and values where they are asked for."""
         asked: dict[str, Any] = {"entropy": True, "against": against}
-        if self.vf_coef is not None:
+        if valued:
             asked["values"] = True
         with self.stepper.precision():
             streams = self.model(packed, temperature=self.temperature, **asked)

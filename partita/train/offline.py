@@ -26,6 +26,7 @@ from partita.report.metrics import Metrics, Timer
 from partita.train.stepper import Stepper, precision
 
 Rows = tuple[Row, ...]
+TOGETHER = 1024  # items whose micro-batches are balanced with each other
 
 
 @dataclass(frozen=True)
@@ -123,16 +124,14 @@ class OfflineLearner:
         return metrics
 
     @torch.no_grad()
-    def evaluate(self, items: Sequence[Item], batch: int) -> dict[str, float]:
-        """The loss and its numbers over held-out items, each weighing the same; `batch` items are taken together, as in a
-        train step.
+    def evaluate(self, items: Sequence[Item]) -> dict[str, float]:
+        """The loss and its numbers over held-out items, as of one train step of all of them: its denominators do not depend on
+        how training is cut into steps.
         """
         metrics, loss = Metrics(), 0.0
-        for start in range(0, len(items), batch):
-            chosen = items[start : start + batch]
-            for share in self._shares(chosen):
-                loss += float(share.value) * len(chosen) / len(items)
-                metrics.add(share.stats)
+        for share in self._shares(items):
+            loss += float(share.value)
+            metrics.add(share.stats)
         return metrics.as_dict() | {"loss": loss}
 
     def _shares(self, items: Sequence[Item]) -> Iterator[Share]:
@@ -155,7 +154,7 @@ class OfflineLearner:
     def _micro_batches(self, items: Sequence[Item]) -> list[list[int]]:
         """Places of items, each of them whole."""
         atoms = [_joined(item.samples) for item in items]
-        return micro_batches(atoms, range(len(items)), self.max_tokens_per_mb, whole=self.objective.scores)
+        return _cut(atoms, self.max_tokens_per_mb, whole=self.objective.scores)
 
     def _said(self, items: Sequence[Item], ref_S: Tensor | None) -> Said:
         packed, samples = packed_atoms([item.samples for item in items], whole=self.objective.scores)
@@ -196,7 +195,7 @@ def sums(model: PackedModel, dtype: torch.dtype, atoms: Sequence[Sequence[Rows]]
     items says the same to the last bit, in half precision too.
     """
     first, found = _first_samples(atoms), torch.zeros(sum(map(len, atoms)), dtype=torch.float64)
-    for places in micro_batches([_joined(samples) for samples in atoms], range(len(atoms)), budget):
+    for places in _cut([_joined(samples) for samples in atoms], budget):
         packed, samples = packed_atoms([atoms[place] for place in places])
         with precision(model, dtype):
             logprobs_T = model(packed, temperature=1.0).logprobs_T
@@ -210,6 +209,16 @@ def packed_atoms(atoms: Sequence[Sequence[Rows]], *, whole: bool = False) -> tup
     samples = [rows for one in atoms for rows in one]
     groups = [place for place, one in enumerate(atoms) for _ in one]
     return pack(samples, groups, whole=whole), samples
+
+
+def _cut(atoms: Sequence[Rows], budget: int, *, whole: bool = False) -> list[list[int]]:
+    """Micro-batches of items, of so many at a time: to fit all of a large data set at once takes the square of its size."""
+    found = list[list[int]]()
+    for start in range(0, len(atoms), TOGETHER):
+        part = atoms[start : start + TOGETHER]
+        cut = micro_batches(part, range(len(part)), budget, whole=whole)
+        found += [[start + place for place in places] for places in cut]
+    return found
 
 
 def _joined(samples: Sequence[Rows]) -> Rows:

@@ -152,18 +152,15 @@ def test_a_score_is_read_at_the_last_real_token_and_margins_are_kept() -> None:
 
 
 @pytest.mark.parametrize("name", ["sft, tokens", "ipo", "rm", "kto"])
-def test_evaluation_moves_nothing_and_is_the_mean_over_its_batches(name) -> None:
+def test_evaluation_moves_nothing_and_is_the_loss_of_one_step_of_all(name) -> None:
     learner, items = made(name)
     before = {key: p.detach().clone() for key, p in learner.model.named_parameters()}
-    found = learner.evaluate(items, 2)
-    parts = [items[at : at + 2] for at in range(0, len(items), 2)]
-    asked = [learner.evaluate(part, 8)["loss"] * len(part) / len(items) for part in parts]
-    assert found["loss"] == pytest.approx(sum(asked), abs=1e-6)
-    assert found == pytest.approx(learner.evaluate(items, 2))
+    found = learner.evaluate(items)
+    assert found == pytest.approx(learner.evaluate(items))
     for key, p in learner.model.named_parameters():
         assert torch.equal(p, before[key]) and p.grad is None
     # the loss of a train step on the same items, before that step
-    assert learner.evaluate(items, 8)["loss"] == pytest.approx(learner.learn(items, 0, 1).as_dict()["loss"], abs=1e-6)
+    assert found["loss"] == pytest.approx(learner.learn(items, 0, 1).as_dict()["loss"], abs=1e-6)
 
 
 def test_evaluation_by_hand() -> None:
@@ -171,10 +168,9 @@ def test_evaluation_by_hand() -> None:
     lm = plain_of(learner.model)
     with torch.no_grad():
         said = [-plain_logprobs(lm, item.samples[0]) for item in items]
-    first, second = torch.cat(said[:2]).mean().item(), said[2].mean().item()
-    found = learner.evaluate(items, 2)
-    assert found["loss"] == pytest.approx((2 * first + second) / 3, abs=1e-5)
-    assert found["sft/nll"] == pytest.approx(torch.cat(said).mean().item(), abs=1e-5)  # of every token alike
+    found = learner.evaluate(items)
+    assert found["loss"] == pytest.approx(torch.cat(said).mean().item(), abs=1e-5)  # of every token alike
+    assert found["sft/nll"] == pytest.approx(found["loss"], abs=1e-6)
 
 
 def test_a_loss_that_is_not_finite_moves_nothing_and_too_many_in_a_row_end_the_run() -> None:
@@ -209,8 +205,8 @@ def test_the_others_of_a_step_change_nothing_for_an_item(name) -> None:
         items = [replace(item, beside=()) for item in items]
     reference = Asked(model_of(1), torch.float32, 4096) if objective.reference else None
     learner = learner_of(model_of(0, head=objective.scores), objective, reference=reference)
-    alone = [learner.evaluate([item], 1)["loss"] for item in items]
-    assert learner.evaluate(items, len(items))["loss"] == pytest.approx(sum(alone) / len(alone), abs=1e-6)
+    alone = [learner.evaluate([item])["loss"] for item in items]
+    assert learner.evaluate(items)["loss"] == pytest.approx(sum(alone) / len(alone), abs=1e-6)
 
 
 def spoken(values: list[list[float]], ref: list[list[float]], loss, budget: int):
