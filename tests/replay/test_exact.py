@@ -23,6 +23,7 @@ S, LIMIT = 12, 8
 def model_before(folder: Path, step: int) -> torch.nn.Module:
     config = run_config_of(folder, []).value
     lm = AutoModelForCausalLM.from_pretrained(config.actor.path, dtype=torch.float32)
+    lm.get_input_embeddings().padding_idx = None  # it keeps the pad's embedding without gradient, here that of the end
     if step > 1:
         saved = load_file(folder / f"checkpoints/step_{step - 1:06d}/model.safetensors")
         lm.load_state_dict({name.removeprefix("lm."): value for name, value in saved.items()}, strict=False)

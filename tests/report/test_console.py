@@ -122,7 +122,7 @@ def test_chart_and_last_line_are_of_the_headline(mode) -> None:
     console = Console(mode, 2, "pairs", headline=told, out=out, clock=iter(range(1000)).__next__)
     console.start({})
     for step, value in ((1, 0.25), (2, 0.75)):
-        console.step(StepRecord(step, {"preference/accuracy": value, "reward/mean": 9.0, "time/step": 2.0}))
+        console.step(StepRecord(step, {"preference/accuracy": value, "entropy": 9.0, "time/step": 2.0}))
     console.finish(SUMMARY)
     console.close()
     shown = out.getvalue()
