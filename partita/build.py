@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -50,7 +50,7 @@ from partita.tasks.prompt import Prompts, render_prompts
 from partita.tasks.reward import Judge, RewardRuntime
 from partita.tasks.settings import DatasetConfig
 from partita.train.checkpoint import latest_checkpoint, load_checkpoint
-from partita.train.config import CriticConfig, RefConfig
+from partita.train.config import ActorConfig, CriticConfig, LearnedModelConfig, RefConfig
 from partita.train.critic import Critic
 from partita.train.learner import Learner
 
@@ -119,7 +119,26 @@ def _judge(config: RunConfig, path: str, policy: LoadedModel, device: torch.devi
     return judge, tuple(f"reward model {path}: {note}" for note in (*model.notes, *judge.notes))
 
 
-def load_policy(config: RunConfig, device: torch.device) -> LoadedModel:
+class Trained(Protocol):
+    """What a config says about the model that is trained, whatever it learns."""
+
+    @property
+    def actor(self) -> ActorConfig | LearnedModelConfig:
+        """Its section."""
+        ...
+
+    @property
+    def tokenizer_path(self) -> str | None:
+        """Another tokenizer than its own."""
+        ...
+
+    @property
+    def seed(self) -> int:
+        """Of adapters."""
+        ...
+
+
+def load_policy(config: Trained, device: torch.device) -> LoadedModel:
     """The model `actor.path` in float32, with adapters if it has any. A tokenizer of `tokenizer_path` adds the ids that end its
     completions.
     """
@@ -210,7 +229,8 @@ def build(config: RunConfig, extras: Extras, resume: Path | None = None) -> Iter
         )  # fmt: skip
         if state:
             _restore(run, state, newest)
-        with _told(run), ended_by(run.reporter.close):
+        command = run.brought.resume_command(folder)
+        with told_how_to_go_on(folder, command, run.reporter), ended_by(run.reporter.close):
             extras.note(folder)  # before the config, by which a folder is known as a run's
             write_atomic(folder / CONFIG, Loaded(config, settings, {}).to_yaml().encode())
             notes = (*made.train_rows.notes, *prompts.notes, *made.loaded.notes, *plan.cautions)
@@ -220,15 +240,14 @@ def build(config: RunConfig, extras: Extras, resume: Path | None = None) -> Iter
 
 
 @contextmanager
-def _told(run: Run) -> Iterator[None]:
-    """A run that cannot go on says how it can."""
-    command = run.brought.resume_command(run.folder)
-    with disk_full_is_readable(run.folder, command):
+def told_how_to_go_on(folder: Path, command: str, reporter: Reporter) -> Iterator[None]:
+    """A run that cannot go on says how it can: `command`, from its last whole checkpoint."""
+    with disk_full_is_readable(folder, command):
         try:
             yield
         except BaseException:
-            if last := latest_checkpoint(run.folder / CHECKPOINTS):
-                run.reporter.console.warn(f"stopped; to go on from {last.name}: {command}")
+            if last := latest_checkpoint(folder / CHECKPOINTS):
+                reporter.console.warn(f"stopped; to go on from {last.name}: {command}")
             raise
 
 

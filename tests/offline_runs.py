@@ -7,6 +7,7 @@ import sys
 import time
 from pathlib import Path
 
+import running
 from running import Ended, call
 
 QUESTIONS = [f"What is {n} and {n * 7}?" for n in range(12)]
@@ -58,8 +59,8 @@ def finished(kind: str, file: Path, words: list[str]) -> tuple[Path, Ended]:
 
 def lines_of(folder: Path) -> list[dict]:
     """Metrics by step, without wall-clock values."""
-    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    return [{k: v for k, v in x.items() if not k.startswith(("time/", "tokens_per_second"))} for x in lines]
+    untimed = ("time/", "tokens_per_second")
+    return [{k: v for k, v in x.items() if not k.startswith(untimed)} for x in running.lines_of(folder)]
 
 
 def outcome(folder: Path) -> tuple[list[dict], dict[str, bytes]]:

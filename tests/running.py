@@ -3,6 +3,7 @@
 import contextlib
 import importlib
 import io
+import json
 import os
 import signal
 import subprocess
@@ -73,3 +74,8 @@ def settings(root: Path, **changed: object) -> list[str]:
         "actor.dtype": "float32", "rollout.dtype": "float32", "ref.dtype": "float32",
     } | {name.replace("__", "."): value for name, value in changed.items()}  # fmt: skip
     return [f"{name}={value}" for name, value in given.items() if value is not None]
+
+
+def lines_of(folder: Path) -> list[dict]:
+    """The metrics of a run's steps, in order."""
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]

@@ -1,15 +1,16 @@
 """Runs with a critic, by the command line: what moves when, what is saved, killed, resumed and replayed."""
 
-import json
 import shutil
 from pathlib import Path
 
 import pytest
 import torch
-from running import Ended, call, settings
+from running import Ended, call, lines_of, settings
 from safetensors.torch import load_file
 from test_resume import folder_of, kill_after, outcome, train
 from transformers import AutoModelForSequenceClassification
+
+pytestmark = pytest.mark.slow  # whole runs, one after another
 
 STEPS = 8
 
@@ -33,10 +34,6 @@ def ended(*given: object) -> Ended:
     found = call("train", *given)
     assert found.code == 0, found.err
     return found
-
-
-def lines_of(folder: Path) -> list[dict]:
-    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
 
 
 def saved(folder: Path, step: int, file: str) -> dict[str, torch.Tensor]:
@@ -98,7 +95,6 @@ def test_a_checkpoint_without_a_critic_cannot_be_gone_on_from_with_one(words) ->
     assert "it was saved by a run that kept no critic" in refused.err
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("changed", [{}, {"critic__shared": "true"}, {"critic__warmup_steps": 3}])
 def test_killed_and_resumed_is_uninterrupted(words, changed) -> None:
     train("ppo", *words("straight", **changed))

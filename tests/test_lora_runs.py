@@ -1,15 +1,16 @@
 """Runs whose policy, critic or reference has adapters, by the command line; and references that are refreshed."""
 
-import json
 import shutil
 from pathlib import Path
 
 import pytest
 import torch
-from running import call, settings
+from running import call, lines_of, settings
 from safetensors.torch import load_file
 from test_resume import folder_of, kill_after, outcome, train
 from transformers import AutoModelForCausalLM
+
+pytestmark = pytest.mark.slow  # whole runs, one after another
 
 STEPS = 6
 
@@ -33,10 +34,6 @@ def run_of(preset: str, words: list[str]) -> tuple[Path, str]:
     ended = call("train", preset, *words)
     assert ended.code == 0, ended.err
     return folder_of(words), ended.out
-
-
-def lines_of(folder: Path) -> list[dict]:
-    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
 
 
 def test_only_adapters_are_saved_and_the_export_is_a_plain_model(words, model_folder: Path) -> None:
@@ -90,7 +87,6 @@ def test_a_reference_that_is_not_refreshed_is_in_no_checkpoint(words) -> None:
     assert not (folder / "checkpoints" / "step_000002" / "reference.safetensors").exists()
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "preset, changed",
     [

@@ -5,6 +5,8 @@ from pathlib import Path
 import pytest
 from offline_runs import ROWS, finished, killed, outcome, resumed, settings, written
 
+pytestmark = pytest.mark.slow  # whole runs, one after another
+
 STEPS = 12
 KINDS = {
     "sft": ("sft", {"loss_agg_mode": "seq_mean_token_mean"}),
@@ -36,7 +38,6 @@ def state(folder: Path) -> dict[str, bytes]:
     return {file.name: file.read_bytes() for file in (folder / "checkpoints" / f"step_{STEPS:06d}").iterdir()}
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("adapters", [{}, LORA], ids=["weights", "adapters"])
 @pytest.mark.parametrize("name", KINDS)
 def test_killed_and_resumed_is_uninterrupted(words, tmp_path, name, adapters) -> None:
@@ -50,7 +51,6 @@ def test_killed_and_resumed_is_uninterrupted(words, tmp_path, name, adapters) ->
         assert (outcome(folder), state(folder)) == want
 
 
-@pytest.mark.slow
 def test_twenty_kills_of_preferences_at_any_moment(words, tmp_path) -> None:
     file, given = written(tmp_path, ROWS["dpo"]), {"checkpoint__freq_steps": 1, "checkpoint__keep_last": 2}
     straight, _ = finished("dpo", file, words("straight", **given))

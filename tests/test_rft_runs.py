@@ -7,13 +7,15 @@ from pathlib import Path
 
 import pytest
 import torch
-from running import call, settings
+from running import call, lines_of, settings
 from test_loop import ToyRun, interrupted, made_of, make, run, timeless
 from test_resume import folder_of, kill_after, outcome, train
 from tiny_model import byte_tokenizer
 from transformers import GraniteConfig, GraniteForCausalLM
 
 from partita.train.config import OptimizerConfig
+
+pytestmark = pytest.mark.slow  # whole runs, one after another
 
 STEPS = 4
 
@@ -97,10 +99,6 @@ def sampled(folder: Path) -> list[list[list[int]]]:
     return steps
 
 
-def lines_of(folder: Path) -> list[dict]:
-    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-
-
 def test_the_starting_policy_samples_whatever_is_learned(words) -> None:
     still = finished("rft", words("still", actor__optimizer__lr=0.0))
     moved = finished("rft", words("moved"))
@@ -168,7 +166,6 @@ def test_the_run_says_whose_samples_it_learns_from(words) -> None:
     assert "actor.importance_sampling_level token takes them for samples of the policy before the step" in warned.out
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("step", [1, 3])
 def test_a_killed_run_samples_from_the_starting_policy(words, step: int) -> None:
     train("rft", *words("straight", total_train_steps=6))

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from running import settings
+from running import lines_of, settings
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
@@ -24,10 +24,6 @@ from partita.tasks.dataset import DataError
 from partita.trainer import QUICKSTART, run_async
 
 INSTRUCTION = 'Put it within \\boxed{}: it\'s "fine", # not a comment'
-
-
-def lines_of(folder: Path) -> list[dict]:
-    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
 
 
 @pytest.fixture(autouse=True)

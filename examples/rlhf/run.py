@@ -2,7 +2,8 @@
 
 usage: python examples/rlhf/run.py [--quick]
 
-From the repository's root; made to fit into 40 minutes on two cores. What is there already in runs/rlhf is not made again.
+From the repository's root. Its settings are first guesses, and a whole run has not been timed yet. What is there already in
+runs/rlhf is not made again.
 """
 
 from __future__ import annotations

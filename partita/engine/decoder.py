@@ -12,7 +12,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from partita.engine.cache import Capture, PrefillLayout, Prefix, SlotCache
+from partita.engine.cache import Capture, Prefix, SlotCache
+from partita.engine.layouts import PrefillLayout
 from partita.engine.scheduler import Admission, Moves, Start
 from partita.models.lean import LeanModel
 from partita.models.packed import PackedModel

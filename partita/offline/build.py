@@ -15,14 +15,14 @@ from typing import Any
 import torch
 
 from partita.algo.reduce import Reduce, SeqMeanTokenMean, TokenMean
-from partita.build import ended_by, recompute
+from partita.build import ended_by, load_policy, recompute, told_how_to_go_on
 from partita.config import ConfigError, Loaded
 from partita.config.errors import Problem
 from partita.config.schema import plain
 from partita.engine.config import compute_dtype
 from partita.models.export import export_hf, export_scorer
-from partita.models.load import LoadedModel, find_stop_ids, load_causal_lm, load_tokenizer
-from partita.models.lora import add_adapters, base_view, require_peft
+from partita.models.load import LoadedModel, load_causal_lm
+from partita.models.lora import base_view, require_peft
 from partita.models.packed import PackedModel, cast_copy
 from partita.models.reference import check_reference
 from partita.models.scoring import ScoreStats
@@ -38,11 +38,9 @@ from partita.report.sinks import write_atomic
 from partita.report.trackers import require_trackers
 from partita.report.view import OFFLINE_COLUMNS, Headline
 from partita.runfolder import (
-    CHECKPOINTS,
     CONFIG,
     EXPORT,
     RunFolderError,
-    disk_full_is_readable,
     new_folder,
     resume_point,
 )
@@ -58,7 +56,7 @@ from partita.tasks.offline_rows import (
     load_judgements,
 )
 from partita.tasks.turns import turns_of
-from partita.train.checkpoint import latest_checkpoint, load_checkpoint, read_state
+from partita.train.checkpoint import load_checkpoint, read_state
 from partita.train.objectives import Imitate, Judge, Prefer, Rank
 from partita.train.offline import Item, Objective, OfflineLearner, Reference
 from partita.train.references import Asked, known
@@ -91,9 +89,10 @@ def build(config: OfflineConfig, resume: Path | None = None) -> Iterator[Offline
         state = read_state(newest) if newest else None
         if state:
             _go_on(source, state, newest)
-        folder, settings, kind = resume or new_folder(config, kind_of(config)), plain(config), kind_of(config)
+        folder, settings = resume or new_folder(config, kind_of(config)), plain(config)
+        told = Loaded(config, settings, {}).to_yaml().encode()
         if resume is None:  # before a reference is asked about all rows: a kill meanwhile leaves a run that can go on
-            write_atomic(folder / CONFIG, Loaded(config, settings, {}).to_yaml().encode())
+            write_atomic(folder / CONFIG, told)
         learner = _learner(config, loaded, data, folder, device)
         if newest:
             load_checkpoint(newest, learner.model, learner.stepper.optimizer)
@@ -108,8 +107,10 @@ def build(config: OfflineConfig, resume: Path | None = None) -> Iterator[Offline
         )  # fmt: skip
         if state:
             run.load_state_dict(state)
-        with _told(run, kind), ended_by(run.reporter.close):
-            write_atomic(folder / CONFIG, Loaded(config, settings, {}).to_yaml().encode())
+        command = f"partita {kind_of(config)} --resume {folder}"
+        with told_how_to_go_on(folder, command, reporter), ended_by(reporter.close):
+            if resume is not None:
+                write_atomic(folder / CONFIG, told)
             run.reporter.start(_facts(run, loaded, data))
             yield run
 
@@ -149,18 +150,10 @@ def kind_of(config: OfflineConfig) -> str:
 
 def load_model(config: OfflineConfig, device: torch.device) -> LoadedModel:
     """The model in float32, with adapters if asked for, and with a value head for a reward model."""
-    section, path = config.actor, config.tokenizer_path
-    loaded = load_causal_lm(
-        section.path, dtype=torch.float32, trust_remote_code=section.trust_remote_code, device=device
-    )
-    if path not in (None, section.path):
-        other = load_tokenizer(path, section.trust_remote_code)
-        loaded = replace(loaded, tokenizer=other, stop_ids=tuple(sorted({*loaded.stop_ids, *find_stop_ids(other, ())})))
+    loaded = load_policy(config, device)
     if isinstance(config, RmConfig):
         loaded.model.add_value_head()
-    if section.lora is not None:
-        add_adapters(loaded.model, section.lora, config.seed)
-    if section.gradient_checkpointing:
+    if config.actor.gradient_checkpointing:
         recompute(loaded.model)
     return loaded
 
@@ -324,19 +317,6 @@ def _next(config: OfflineConfig, folder: Path, steps: int) -> dict[str, str]:
         "train on": f"partita train grpo actor.path={export}",
         **again,
     }
-
-
-@contextmanager
-def _told(run: OfflineRun, kind: str) -> Iterator[None]:
-    """A run that cannot go on says how it can."""
-    command = f"partita {kind} --resume {run.folder}"
-    with disk_full_is_readable(run.folder, command):
-        try:
-            yield
-        except BaseException:
-            if last := latest_checkpoint(run.folder / CHECKPOINTS):
-                run.reporter.console.warn(f"stopped; to go on from {last.name}: {command}")
-            raise
 
 
 def _facts(run: OfflineRun, loaded: LoadedModel, data: Data) -> dict[str, str]:

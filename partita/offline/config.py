@@ -17,13 +17,13 @@ from partita.config.document import Given, parse
 from partita.config.errors import Problem
 from partita.config.schema import is_map
 from partita.engine.config import GenerationConfig, RolloutConfig
-from partita.models.adapters import LoraConfig, started_at_zero
+from partita.models.adapters import started_at_zero
 from partita.report.config import ReportConfig
 from partita.run import CheckpointConfig
 from partita.tasks.offline_rows import OfflineDataConfig
 from partita.tasks.reward import RewardConfig
 from partita.tasks.settings import DatasetConfig
-from partita.train.config import MicroBatchConfig, OptimizerConfig, Precision
+from partita.train.config import LearnedModelConfig, Precision
 
 HINTS = {
     "learning_rate": "actor.optimizer.lr",
@@ -35,23 +35,6 @@ HINTS = {
     "model": "actor.path",
 }
 """Names that other tools use."""
-
-
-@dataclass(frozen=True)
-class LearnedModelConfig:
-    """The model that is trained, and its optimizer."""
-
-    path: str = key("smollm2-135m", "a Hugging Face name or folder, or the embedded smollm2-135m")
-    dtype: Precision = key(
-        "auto",
-        "precision of the forward pass; master weights are always float32. auto: bfloat16 where the machine is fast",
-    )
-    trust_remote_code: bool = key(False, "run Python code that comes with the model: only for sources you trust")
-    gradient_checkpointing: bool = key(False, "recompute activations in the backward pass: less memory, more time")
-    optimizer: OptimizerConfig = key_factory(lambda: OptimizerConfig(lr=1e-5), "the optimizer")
-    mb_spec: MicroBatchConfig = key_factory(MicroBatchConfig, "micro-batches")
-    lora: LoraConfig | None = key(None, "train adapters instead of the weights; needs partita[lora]")
-    max_nonfinite_steps: int = key(3, "skipped steps in a row (loss or gradient not finite) that end the run", ge=1)
 
 
 @dataclass(frozen=True)

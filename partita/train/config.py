@@ -1,4 +1,4 @@
-"""Config sections of the learner: `actor` (with the algorithm's keys), `ref`, `critic`, and the optimizer.
+"""Config sections of what learns: `actor` (with the algorithm's keys, or without), `ref`, `critic`, and the optimizer.
 
 Left out: what the algorithm keys mean. `algo.keys` declares them; `actor` only carries them beside the model.
 """
@@ -89,6 +89,23 @@ class ActorConfig(AlgorithmKeys):
     max_new_tokens: int | None = key(
         None, "accepted for familiar configs; when given it must equal gconfig.max_new_tokens", gt=0
     )
+
+
+@dataclass(frozen=True)
+class LearnedModelConfig:
+    """The model that `partita sft`, `rm` and `dpo` train, and its optimizer."""
+
+    path: str = key("smollm2-135m", "a Hugging Face name or folder, or the embedded smollm2-135m")
+    dtype: Precision = key(
+        "auto",
+        "precision of the forward pass; master weights are always float32. auto: bfloat16 where the machine is fast",
+    )
+    trust_remote_code: bool = key(False, "run Python code that comes with the model: only for sources you trust")
+    gradient_checkpointing: bool = key(False, "recompute activations in the backward pass: less memory, more time")
+    optimizer: OptimizerConfig = key_factory(lambda: OptimizerConfig(lr=1e-5), "the optimizer")
+    mb_spec: MicroBatchConfig = key_factory(MicroBatchConfig, "micro-batches")
+    lora: LoraConfig | None = key(None, "train adapters instead of the weights; needs partita[lora]")
+    max_nonfinite_steps: int = key(3, "skipped steps in a row (loss or gradient not finite) that end the run", ge=1)
 
 
 @dataclass(frozen=True)

@@ -192,7 +192,7 @@ def sums(model: PackedModel, dtype: torch.dtype, atoms: Sequence[Sequence[Rows]]
     """[S] float64: log-probs of whole samples, each summed over its trained tokens, on the CPU.
 
     atoms: the samples, those of one item together. They are packed as a train step packs them: the same model on the same
-    items says the same to the last bit, in half precision too.
+    items of one call says the same to the last bit, in half precision too; among other items it differs by rounding.
     """
     first, found = _first_samples(atoms), torch.zeros(sum(map(len, atoms)), dtype=torch.float64)
     for places in _cut([_joined(samples) for samples in atoms], budget):

@@ -5,7 +5,8 @@ import math
 import pytest
 import torch
 
-from partita.engine.cache import DecodeLayout, Groups, Prefix, SharedLayout, SlotCache, stretch
+from partita.engine.cache import Prefix, SlotCache, stretch
+from partita.engine.layouts import DecodeLayout, Groups, SharedLayout
 from partita.engine.scheduler import Moves
 from partita.models.attention import Rule
 

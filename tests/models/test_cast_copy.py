@@ -6,7 +6,8 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from partita.engine.cache import Capture, PrefillLayout
+from partita.engine.cache import Capture
+from partita.engine.layouts import PrefillLayout
 from partita.models.attention import ATTENTION, register
 from partita.models.families import tiny
 from partita.models.packed import PackedModel, cast_copy

@@ -17,6 +17,8 @@ from partita.ops.packing import pack
 from partita.runfolder import CONFIG
 from partita.train.config import OptimizerConfig
 
+pytestmark = pytest.mark.slow  # whole runs, one after another
+
 LORA = {"+actor.lora": "{rank: 2}"}
 LOSSES = ["sigmoid", "hinge", "ipo", "robust", "simpo", "orpo", "kto"]
 
@@ -135,7 +137,6 @@ def test_adapters_alone_are_trained_and_merged_into_the_export(run, model_folder
     torch.testing.assert_close(merged, beside, rtol=0, atol=1e-5)
 
 
-@pytest.mark.slow
 def test_three_ways_to_have_a_reference_train_the_same(tmp_path, model_folder) -> None:
     file, found = written(tmp_path, PAIRS), {}
     ways = {
@@ -258,7 +259,6 @@ def test_a_finished_run_goes_on_as_if_it_had_been_asked_for_more(tmp_path, model
     assert outcome(short) == outcome(long)
 
 
-@pytest.mark.slow
 def test_a_resumed_run_is_compared_with_the_start_and_not_with_its_checkpoint(tmp_path, model_folder) -> None:
     file = written(tmp_path, PAIRS)
     short, _ = finished("dpo", file, settings(tmp_path, model_folder, trial_name="short", total_train_steps=2))
