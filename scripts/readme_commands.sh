@@ -8,10 +8,12 @@ short=(output_dir="$runs" total_train_steps=2 train_dataset.batch_size=2 gconfig
 
 say() { printf '\n$ %s\n' "$*"; }
 try() { say "$@"; "$@"; }
+drop() { (cd "$runs" && rm -r "$@"); } # runs that nothing below needs: each holds 1.5 GB or more
 
 try partita train examples/quickstart.yaml "${short[@]}" trial_name=001
 try partita train examples/quickstart.yaml algorithm=drgrpo "${short[@]}" total_train_steps=1 trial_name=drgrpo
 try partita train examples/quickstart.yaml train_dataset.path=addition actor.optimizer.lr=1e-5 "${short[@]}" total_train_steps=1 trial_name=addition
+drop quickstart/drgrpo quickstart/addition
 try partita config examples/quickstart.yaml algorithm=dapo > "$runs/config.txt"
 grep -q 'eps_clip_higher: 0.28' "$runs/config.txt"
 try partita explain sapo --against dapo > "$runs/explain.txt"
@@ -22,6 +24,7 @@ try partita train --resume "$runs/quickstart/001" total_train_steps=3
 try partita replay "$runs/quickstart/001" --step 2 --algorithm gspo
 try partita export "$runs/quickstart/001" "$runs/my-model"
 try python -c "from transformers import AutoModelForCausalLM as M; print(M.from_pretrained('$runs/my-model').num_parameters())"
+drop quickstart my-model
 
 say 'the Python example'
 python - "$runs" <<'PY'
@@ -40,6 +43,7 @@ result = partita.train(
 )
 print(result)
 PY
+drop run
 
 say 'rows of your own in the layout of GSM8K'
 try python3 examples/math/gsm8k_rl.py --config examples/math/gsm8k_grpo.yaml scheduler.type=local \
@@ -48,6 +52,7 @@ try python3 examples/math/gsm8k_rl.py --config examples/math/gsm8k_grpo.yaml sch
 try python examples/one_file_grpo.py --steps 1
 try python examples/one_file_ppo.py --quick
 try partita train examples/stages.yaml output_dir="$runs" total_train_steps=2 train_dataset.batch_size=2 gconfig.n_samples=2
+drop gsm8k-grpo stages
 
 say 'from a base model to a policy'
 try python examples/rlhf/make_data.py "$runs/data"
@@ -55,10 +60,12 @@ few=(output_dir="$runs" total_train_steps=2 train_dataset.size=16 train_dataset.
 try partita sft "$runs/data/sft.jsonl" experiment_name=sft "${few[@]}"
 try partita rm "$runs/data/preferences_train.jsonl" experiment_name=rm actor.path="$runs/sft/001/export" "${few[@]}"
 try partita dpo "$runs/data/preferences_train.jsonl" experiment_name=dpo actor.path="$runs/sft/001/export" "${few[@]}"
+drop dpo sft/001/checkpoints rm/001/checkpoints
 for name in ppo grpo; do
     try partita train $name actor.path="$runs/sft/001/export" reward.model="$runs/rm/001/export" \
         train_dataset.path="$runs/data/prompts_train.jsonl" train_dataset.columns.answer=null "${short[@]}" \
         total_train_steps=1 gconfig.max_new_tokens=16 trial_name=rlhf
+    drop $name
 done
 
 say 'the golden cases'
