@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import torch
+from transformers import PreTrainedTokenizerBase
 
 from partita.algo.algorithm import Algorithm
 from partita.config import Loaded
@@ -27,7 +28,7 @@ from partita.facts import facts_of
 from partita.models.adapters import started_at_zero
 from partita.models.load import LoadedModel, find_stop_ids, load_causal_lm, load_tokenizer
 from partita.models.lora import add_adapters, base_view, require_peft
-from partita.models.packed import PackedModel, cast_copy, weights
+from partita.models.packed import PackedModel, cast_copy, fingerprint, weights
 from partita.models.reference import check_reference
 from partita.models.scoring import is_scorer, load_scorer, load_value_model
 from partita.models.selfcheck import decoding_copy
@@ -46,7 +47,7 @@ from partita.tasks.binding import RewardSetupError
 from partita.tasks.cursor import Cursor
 from partita.tasks.dataset import DataError, TaskRows, load_rows, task_of
 from partita.tasks.model_reward import ModelReward
-from partita.tasks.prompt import Prompts, render_prompts
+from partita.tasks.prompt import Prompts, carrying, render_prompts
 from partita.tasks.reward import Judge, RewardRuntime
 from partita.tasks.settings import DatasetConfig
 from partita.train.checkpoint import latest_checkpoint, load_checkpoint
@@ -192,6 +193,12 @@ def prompts_of(config: RunConfig, rows: TaskRows, section: DatasetConfig, loaded
     return render_prompts(rows.rows, loaded.tokenizer, section, context=loaded.context, reserve=reserve, section=name)
 
 
+def saved_tokenizer(config: RunConfig, loaded: LoadedModel) -> PreTrainedTokenizerBase:
+    """What lies beside an exported model: its template shows prompts as training did."""
+    section = config.train_dataset
+    return carrying(loaded.tokenizer, section.chat_template, section.chat_template_kwargs)
+
+
 def longest(config: RunConfig) -> int:
     """The largest `max_new_tokens` of all stages: what prompts leave room for, and what evaluations may use, so that
     they can be compared over the whole run."""
@@ -217,17 +224,21 @@ def build(config: RunConfig, extras: Extras, resume: Path | None = None) -> Iter
         critic = _critic(config, made, steps) if "values" in plan.needs else None
         learner = _learner(config, made, steps, plan.needs, critic)
         others = beside(critic, learner, config.ref)
-        starting = _starting(config, learner)
+        starting, started = _starting(config, learner), fingerprint(learner.model)
         state = load_checkpoint(newest, learner.model, learner.stepper.optimizer, others) if newest else None
         folder, settings = resume or new_folder(config), plain(config)
         title = f"{config.experiment_name}/{folder.name}"
         run = Run(
-            config, folder, made.loaded.tokenizer, learner, made.engine, rollouts_of(config, made, workflow, prompts),
+            config, folder, saved_tokenizer(config, made.loaded), learner, made.engine,
+            rollouts_of(config, made, workflow, prompts),
             tuple(_phase(one, extras.keep) for one in plan.stages), steps,
             Reporter(config.report, RunFacts(folder, title, steps, settings, state["step"] if state else 0)),
             critic, _eval_plan(config, made, workflow), extras.names, tuple(sorted(made.scorer.names)), starting=starting,
+            started=started,
         )  # fmt: skip
         if state:
+            if learner.reference is not None or config.actor.lora is not None:
+                check_start(state, started, config.actor.path)
             _restore(run, state, newest)
         command = run.brought.resume_command(folder)
         with told_how_to_go_on(folder, command, run.reporter), ended_by(run.reporter.close):
@@ -249,6 +260,17 @@ def told_how_to_go_on(folder: Path, command: str, reporter: Reporter) -> Iterato
             if last := latest_checkpoint(folder / CHECKPOINTS):
                 reporter.console.warn(f"stopped; to go on from {last.name}: {command}")
             raise
+
+
+def check_start(state: Mapping[str, Any], started: int, path: str) -> None:
+    """Raises RunFolderError where a run goes on from weights that it did not start from: those its adapters are added to, and
+    what its policy is compared with.
+    """
+    if state.get("started", started) != started:  # a run of before has noted none
+        raise RunFolderError(
+            f"actor.path={path} holds other weights than when this run began, and they are still in use (adapters, or the "
+            "reference): put the former ones back, or start a new run"
+        )
 
 
 def _restore(run: Run, state: Mapping[str, Any], source: Path | None) -> None:
@@ -324,7 +346,7 @@ def _reference(config: RunConfig, made: Stage, needs: frozenset[str]) -> PackedM
         loaded = load_causal_lm(path, dtype=dtype, trust_remote_code=trust, device=made.device)
         check_reference(made.loaded, loaded, whole_vocabulary="kl_full_ref" in needs)
         model = loaded.model
-    return model.requires_grad_(False).eval()
+    return (model.to("cpu") if section.offload else model).requires_grad_(False).eval()
 
 
 def rollouts_of(config: RunConfig, made: Stage, workflow: Workflow, prompts: Prompts) -> Rollouts:

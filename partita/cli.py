@@ -28,6 +28,7 @@ from partita.models.lora import AdapterError, MissingPeftError
 from partita.models.selfcheck import ModelRefused
 from partita.offline.build import build as build_offline
 from partita.offline.config import KINDS, command_of, load_offline_config
+from partita.offline.explain import explained
 from partita.offline.run import train as train_offline
 from partita.player import complete, export_run
 from partita.player import evaluate as evaluate_model
@@ -118,6 +119,9 @@ def dpo(target: OfflineTarget = None, overrides: Overrides = None, resume: Resum
 @app.command()
 def config(target: Annotated[str, typer.Argument(help="a YAML file or a preset")], overrides: Overrides = None) -> None:
     """Print the resolved config and where each value came from."""
+    if kind := _kind_on_data(target):
+        typer.echo(load_offline_config(kind, target, overrides or []).to_yaml(with_sources=True))
+        return
     loaded = _load(target, overrides or [])
     typer.echo(loaded.to_yaml(with_sources=True))
     composed(loaded.value)  # keys that exclude each other: better known before a run
@@ -180,7 +184,6 @@ def export(
     step: Annotated[int | None, typer.Option(min=1, help="default: the newest checkpoint")] = None,
 ) -> None:
     """Write a checkpoint of a run as a model folder that `transformers` loads."""
-    _check_sampled(run)
     typer.echo(f"wrote {export_run(run, folder, step)}")
 
 
@@ -192,6 +195,12 @@ def explain_command(
     markdown: Annotated[bool, typer.Option("--markdown", help="print Markdown")] = False,
 ) -> None:
     """An algorithm in words: objective, keys, parts, paper, what is idle in it, and how it differs from another."""
+    if kind := _kind_on_data(target):
+        if against is not None:
+            raise ConfigError([Problem("--against", f"{target} is a config of `partita {kind}`, which has no presets")])
+        told = explained(target, load_offline_config(kind, target, overrides or []).value, markdown=markdown)
+        typer.echo("\n".join(told))
+        return
     if against is not None and against not in PRESETS:
         raise ConfigError([Problem("--against", f"{against!r} is not a preset.{_near_preset(against)}")])
     told = [explain(what, against=against, markdown=markdown) for what in _subjects(target, overrides or [])]
@@ -241,7 +250,7 @@ def _load(target: str, overrides: list[str], model: str | None = None) -> Loaded
                 write = f", or write a checkpoint as a model (partita export {folder} FOLDER) and name that folder"
                 raise RunFolderError(
                     f"{folder} has no {EXPORT}/: the run has not come to its end. Go on with it (partita {kind} --resume "
-                    f"{folder}){write if kind == 'train' else ''}"
+                    f"{folder}){write}"
                 )
             if kind != "train":  # its config says nothing of prompts and rewards
                 return load_run_config([QUICKSTART], [f"actor.path={folder / EXPORT}", *overrides])
@@ -253,7 +262,15 @@ def _load(target: str, overrides: list[str], model: str | None = None) -> Loaded
         return load_run_config([QUICKSTART], [f"algorithm={target}", f"experiment_name={target}", *overrides])
     if not target.endswith((".yaml", ".yml")) and not Path(target).exists():
         raise ConfigError([Problem(target, f"neither a YAML file nor a preset.{_near_preset(target)}")])
+    if kind := _kind_on_data(target):
+        raise ConfigError([Problem(target, f"a config of `partita {kind}`, not of `partita train`: use that command")])
     return load_run_config([Path(target)], overrides)
+
+
+def _kind_on_data(target: str) -> str | None:
+    """Whether a file is a config of training on data, and of which command."""
+    kind = command_of(Path(target)) if target.endswith((".yaml", ".yml")) else None
+    return kind if kind in KINDS else None
 
 
 def _check_sampled(folder: Path) -> None:

@@ -102,7 +102,8 @@ def _reference(run: Run) -> tuple[str, ...]:
     if held[0] is next(run.learner.model.lm.parameters(), None):
         return ("the policy without its adapters, no memory of its own, for the KL term",)
     where = run.config.ref.path if run.config.ref and run.config.ref.path else "the starting policy"
-    return (f"{where}, {_word(held[0].dtype)}, {sum(p.nbytes for p in held) / MIB:.0f} MiB, for the KL term",)
+    waits = "" if held[0].device == run.learner.model.device else " in main memory"
+    return (f"{where}, {_word(held[0].dtype)}, {sum(p.nbytes for p in held) / MIB:.0f} MiB{waits}, for the KL term",)
 
 
 def _critic(run: Run) -> tuple[str, ...]:

@@ -78,6 +78,7 @@ class Run:
     phases: one for each stage, one where the config has no stages. part_names: the reward functions, in the order of their
     weights in the algorithms. record: what learning did in the last step. applied: what the rules remembered meanwhile.
     starting: the weights that training started from, where samples come from those but evaluations borrow the engine.
+    started: their fingerprint.
     generated: the engine's seconds in the model, up to the end of the last step.
     """
 
@@ -96,6 +97,7 @@ class Run:
     part_names: tuple[str, ...] = ()
     first_step: int = 0
     starting: Mapping[str, torch.Tensor] = field(default_factory=dict[str, torch.Tensor])
+    started: int = 0
     timer: Timer = field(default_factory=Timer)
     step_began: float = field(default_factory=time.perf_counter)
     record: LearnRecord = field(default_factory=LearnRecord)
@@ -215,6 +217,7 @@ class Run:
         """Everything beside tensors that a resumed run needs to go on as if it had not stopped."""
         return {
             "step": step,
+            "started": self.started,
             "stage": self.progress.state_dict(),
             "rollouts": self.rollouts.state_dict(),
             "controls": self.controls.state_dict(),

@@ -43,6 +43,10 @@ class Scripted(nn.Module):
         self.offset = nn.Parameter(torch.zeros_like(self.passes[0]))
         self.seen, self.gradients = 0, [torch.zeros_like(said) for said in self.passes]
 
+    @property
+    def device(self) -> torch.device:
+        return self.offset.device
+
     def forward(self, packed: Packed, *, temperature: float, entropy: bool = False, **asked: Any) -> Streams:
         said_T = self._said(packed)
         assert temperature == 1.0 and asked.get("against") in (None, Against())

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 from running import call, lines_of, settings
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from test_resume import folder_of, kill_after, outcome, train
 from transformers import AutoModelForCausalLM
 
@@ -105,3 +105,26 @@ def test_killed_and_resumed_is_uninterrupted(words, preset, changed) -> None:
         assert list((folder / "checkpoints").glob("step_*"))
         train("--resume", folder)
         assert outcome(folder) == want
+
+
+def test_a_start_that_was_changed_meanwhile_is_refused_where_it_is_in_use(
+    words, model_folder: Path, tmp_path: Path
+) -> None:
+    model = tmp_path / "model"
+    shutil.copytree(model_folder, model)
+    ways = {"adapters": {"actor__kl_loss_coef": 0.0}, "reference": {"actor__lora": "null"},
+            "alone": {"actor__lora": "null", "actor__kl_loss_coef": 0.0}}  # fmt: skip
+    folders = {
+        name: run_of("grpo", words(name, actor__path=model, total_train_steps=1, **way))[0]
+        for name, way in ways.items()
+    }
+    (file,) = model.glob("*.safetensors")
+    changed = load_file(file)
+    for name in changed:
+        changed[name][..., 0] += 0.01
+    save_file(changed, file, {"format": "pt"})
+    for name, folder in folders.items():
+        ended = call("train", "--resume", folder, "total_train_steps=2")
+        refused = name != "alone"
+        assert (ended.code == 2) == refused, (name, ended.err)
+        assert (f"actor.path={model} holds other weights than when this run began" in ended.err) == refused

@@ -1,9 +1,12 @@
 """A run on data that is killed and resumed is the run that was never killed: the same metrics and the same bytes."""
 
+import shutil
 from pathlib import Path
 
 import pytest
 from offline_runs import ROWS, finished, killed, outcome, resumed, settings, written
+from running import call
+from safetensors.torch import load_file, save_file
 
 pytestmark = pytest.mark.slow  # whole runs, one after another
 
@@ -73,3 +76,25 @@ def test_a_run_stopped_before_its_first_checkpoint_starts_again_with_the_same_re
     resumed("dpo", folder)
     assert (folder / "reference.safetensors").read_bytes() == kept
     assert outcome(folder) == outcome(straight)
+
+
+@pytest.mark.parametrize(
+    ("changed", "refused"),
+    [(LORA, True), ({"ref__log_probs": "online"}, True), ({}, False), ({"loss__type": "simpo"}, False)],
+    ids=["adapters", "reference", "reference of before", "no reference"],
+)
+def test_a_start_that_was_changed_meanwhile_is_refused_where_it_is_in_use(
+    words, model_folder, tmp_path, changed, refused
+) -> None:
+    model = tmp_path / "model"
+    shutil.copytree(model_folder, model)
+    given = words("one", **{"actor__path": model, "total_train_steps": 2, **changed})
+    folder, _ = finished("dpo", written(tmp_path, ROWS["dpo"]), given)
+    (file,) = model.glob("*.safetensors")
+    weights = load_file(file)
+    for name in weights:
+        weights[name][..., 0] += 0.01
+    save_file(weights, file, {"format": "pt"})
+    ended = call("dpo", "--resume", folder, "total_train_steps=3")
+    assert (ended.code == 2) == refused, ended.err
+    assert (f"actor.path={model} holds other weights than when this run began" in ended.err) == refused

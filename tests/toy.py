@@ -26,6 +26,10 @@ class TableModel(nn.Module):
         super().__init__()
         self.table = nn.Parameter(torch.zeros(VOCABULARY, VOCABULARY, dtype=torch.float64))
 
+    @property
+    def device(self) -> torch.device:
+        return next(self.parameters()).device
+
     def forward(
         self, packed: Packed, *, temperature: float, entropy: bool = False, against: Against | None = None
     ) -> Streams:

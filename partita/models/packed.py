@@ -11,6 +11,7 @@ call.
 from __future__ import annotations
 
 import copy
+import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
@@ -268,6 +269,15 @@ def weights(model: PackedModel) -> Iterator[tuple[str, Tensor]]:
     for name, parameter in family_parameters(model.lm).items():
         layer = adapted.get(id(parameter))
         yield name, parameter.detach() if layer is None else merged_weight(layer)
+
+
+def fingerprint(model: PackedModel) -> int:
+    """Of the weights, by a few thousand numbers of each: the same for the same model, another one after it was trained."""
+    found = 0
+    for _, weight in weights(model):
+        some = weight.flatten()[:4096].to("cpu", torch.float32)
+        found = zlib.crc32(some.numpy().tobytes(), found)
+    return found
 
 
 def matched(shapes: Mapping[str, torch.Size], given: Iterable[tuple[str, Tensor]]) -> dict[str, Tensor]:

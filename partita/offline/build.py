@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from partita.algo.reduce import Reduce, SeqMeanTokenMean, TokenMean
-from partita.build import ended_by, load_policy, recompute, told_how_to_go_on
+from partita.build import check_start, ended_by, load_policy, recompute, told_how_to_go_on
 from partita.config import ConfigError, Loaded
 from partita.config.errors import Problem
 from partita.config.schema import plain
@@ -23,10 +23,11 @@ from partita.engine.config import compute_dtype
 from partita.models.export import export_hf, export_scorer
 from partita.models.load import LoadedModel, load_causal_lm
 from partita.models.lora import base_view, require_peft
-from partita.models.packed import PackedModel, cast_copy
+from partita.models.packed import PackedModel, cast_copy, fingerprint
 from partita.models.reference import check_reference
 from partita.models.scoring import ScoreStats
 from partita.offline.config import DpoConfig, OfflineConfig, RmConfig, SftConfig
+from partita.offline.explain import loss_text, reference_text
 from partita.offline.online import OwnPairs, own_pairs
 from partita.offline.run import OfflineRun
 from partita.offline.source import Rows, Source
@@ -55,6 +56,7 @@ from partita.tasks.offline_rows import (
     load_conversations,
     load_judgements,
 )
+from partita.tasks.prompt import carrying
 from partita.tasks.turns import turns_of
 from partita.train.checkpoint import load_checkpoint, read_state
 from partita.train.objectives import Imitate, Judge, Prefer, Rank
@@ -86,8 +88,10 @@ def build(config: OfflineConfig, resume: Path | None = None) -> Iterator[Offline
     if device.type == "cpu":
         keep_freed_memory()
     with _opened(config, device) as (loaded, data, source):
-        state = read_state(newest) if newest else None
+        state, started = read_state(newest) if newest else None, fingerprint(loaded.model)
         if state:
+            if config.actor.lora is not None or _asks_its_start(config):
+                check_start(state, started, config.actor.path)
             _go_on(source, state, newest)
         folder, settings = resume or new_folder(config, kind_of(config)), plain(config)
         told = Loaded(config, settings, {}).to_yaml().encode()
@@ -102,8 +106,8 @@ def build(config: OfflineConfig, resume: Path | None = None) -> Iterator[Offline
         facts = RunFacts(folder, title, steps, settings, finished, _headline(config))
         reporter = Reporter(replace(config.report, save_samples_every=0, keep_batches=0), facts)  # there are none
         run = OfflineRun(
-            config, folder, loaded.tokenizer, learner, source, data.held_out, steps, reporter,
-            _export(config, learner, loaded, data), _next(config, folder, steps),
+            config, folder, learner, source, data.held_out, steps, reporter,
+            _export(config, learner, loaded, data), _next(config, folder, steps), started,
         )  # fmt: skip
         if state:
             run.load_state_dict(state)
@@ -113,6 +117,13 @@ def build(config: OfflineConfig, resume: Path | None = None) -> Iterator[Offline
                 write_atomic(folder / CONFIG, told)
             run.reporter.start(_facts(run, loaded, data))
             yield run
+
+
+def _asks_its_start(config: OfflineConfig) -> bool:
+    """Whether the model that training started from is asked in every step; a reference that was asked before is on disk."""
+    if not isinstance(config, DpoConfig) or not reference_text(config):
+        return False
+    return config.ref.log_probs != "precomputed" and config.ref.path in (None, config.actor.path)
 
 
 def _go_on(source: Source, state: Mapping[str, Any], newest: Path | None) -> None:
@@ -261,7 +272,7 @@ def _reference(
     if own and section.log_probs == "precomputed":
         ask = Asked(loaded.model, dtype, budget)
     else:
-        ask = Asked(_frozen(config, loaded, device), compute_dtype(section.dtype, device), budget)
+        ask = Asked(_frozen(config, loaded, device), compute_dtype(section.dtype, device), budget, loaded.model.device)
     if section.log_probs == "online":
         return ask
     told = f"{section.path or actor.path} {plain(actor.lora) if own else section.dtype} {dtype}"
@@ -277,22 +288,32 @@ def _frozen(config: DpoConfig, loaded: LoadedModel, device: torch.device) -> Pac
         other = load_causal_lm(section.path, dtype=dtype, trust_remote_code=actor.trust_remote_code, device=device)
         check_reference(loaded, other, whole_vocabulary=False)
         model = other.model
-    return model.requires_grad_(False).eval()
+    return (model.to("cpu") if section.offload else model).requires_grad_(False).eval()
 
 
 def _export(config: OfflineConfig, learner: OfflineLearner, loaded: LoadedModel, data: Data) -> Callable[[Path], None]:
     """What writes the trained model: a language model, or a reward model with where its scores lie."""
 
     def write(folder: Path) -> None:
-        if not isinstance(config, RmConfig):
-            export_hf(learner.model, loaded.tokenizer, folder)
-            return
-        scores_S = learner.scores(data.held_out or data.items)
-        mean, std = float(scores_S.mean()), float(scores_S.std(correction=0))
-        stats = ScoreStats(mean, std) if std > 0 else None  # a head that has not moved gives 0 to all
-        export_scorer(learner.model, loaded.tokenizer, folder, stats)
+        stats = None
+        if isinstance(config, RmConfig):
+            scores_S = learner.scores(data.held_out or data.items)
+            mean, std = float(scores_S.mean()), float(scores_S.std(correction=0))
+            stats = ScoreStats(mean, std) if std > 0 else None  # a head that has not moved gives 0 to all
+        write_model(config, loaded, folder, stats)
 
     return write
+
+
+def write_model(config: OfflineConfig, loaded: LoadedModel, folder: Path, stats: ScoreStats | None = None) -> None:
+    """The folder that others load, with a tokenizer that shows conversations as training did."""
+    online = config.online if isinstance(config, DpoConfig) else None
+    section = config.train_dataset if online is None else online.prompts
+    tokenizer = carrying(loaded.tokenizer, section.chat_template, section.chat_template_kwargs)
+    if isinstance(config, RmConfig):
+        export_scorer(loaded.model, tokenizer, folder, stats)
+    else:
+        export_hf(loaded.model, tokenizer, folder)
 
 
 def _headline(config: OfflineConfig) -> Headline:
@@ -328,25 +349,10 @@ def _facts(run: OfflineRun, loaded: LoadedModel, data: Data) -> dict[str, str]:
     word = str(learner.stepper.compute_dtype).removeprefix("torch.")
     facts = {
         "model": f"{config.actor.path}, {trained / 1e6:.1f} M of {whole / 1e6:.1f} M parameters trained, {loaded.path_kind}",
-        "loss": _loss_text(config),
+        "loss": loss_text(config),
         "batch": f"{run.source.batch_size} of {run.source.size} {asked}, {len(data.held_out)} held out",
         "precision": f"{word} on float32 weights, on {loaded.model.device}",
-        "reference": _reference_text(config) if learner.reference is not None else "",
+        "reference": reference_text(config) if learner.reference is not None else "",
         "data": "; ".join((*data.notes, *loaded.notes)),
     }
     return {name: text for name, text in facts.items() if text}
-
-
-def _loss_text(config: OfflineConfig) -> str:
-    if isinstance(config, SftConfig):
-        return f"-log π(answer), {config.loss_agg_mode}"
-    if isinstance(config, RmConfig):
-        return config.loss().formula()
-    assert isinstance(config, DpoConfig)
-    loss = config.loss
-    return f"{loss.type}: {loss.kto().formula() if loss.type == 'kto' else loss.pair_loss().formula()}"
-
-
-def _reference_text(config: OfflineConfig) -> str:
-    assert isinstance(config, DpoConfig)
-    return f"{config.ref.path or 'the starting model'}, {config.ref.log_probs.replace('_', ' ')}"

@@ -149,10 +149,16 @@ class FrozenReferenceConfig:
         "precomputed: once for all rows before the first step, kept in the run folder, so that no second model stays in memory; "
         "online: a frozen copy is asked in every step; adapter_off: the model without its adapters is, which need to start at 0",
     )
+    offload: bool = key(
+        False,
+        "online, on a GPU: its weights wait in main memory and are fetched in every step; on a CPU they are there already",
+    )
 
     def __post_init__(self) -> None:
         if self.log_probs == "adapter_off" and self.path is not None:
             raise ValueError(f"log_probs=adapter_off is the trained model's own base, but path={self.path}: drop one")
+        if self.offload and self.log_probs != "online":
+            raise ValueError(f"offload has no effect with log_probs={self.log_probs}: no reference stays in memory")
 
 
 @dataclass(frozen=True)
@@ -243,7 +249,7 @@ def load_offline_config(kind: str, target: str | Path, overrides: Sequence[str] 
 
 
 def command_of(file: Path) -> str | None:
-    """Whose config a file says it is; None where it does not say."""
+    """Whose config a file says it is, `train` or a name in KINDS; None where it does not say."""
     try:
         found = parse(file.read_text(encoding="utf-8-sig"), str, [])
     except (OSError, UnicodeDecodeError):

@@ -12,8 +12,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from transformers import PreTrainedTokenizerBase
-
 from partita.models.export import remove_leftovers
 from partita.offline.config import OfflineConfig
 from partita.offline.source import Source
@@ -29,12 +27,12 @@ from partita.train.offline import Item, OfflineLearner
 class OfflineRun:
     """One run on data. source: gives the items of each step.
 
-    export: writes the trained model into a folder. next_commands: what may be done with it, by name.
+    export: writes the trained model into a folder. next_commands: what may be done with it, by name. started: fingerprint of
+    the weights it began with.
     """
 
     config: OfflineConfig
     folder: Path
-    tokenizer: PreTrainedTokenizerBase
     learner: OfflineLearner
     source: Source
     held_out: Sequence[Item]
@@ -42,6 +40,7 @@ class OfflineRun:
     reporter: Reporter
     export: Callable[[Path], None]
     next_commands: Mapping[str, str]
+    started: int
     first_step: int = 0
     timer: Timer = field(default_factory=Timer)
     step_began: float = field(default_factory=time.perf_counter)
@@ -79,7 +78,12 @@ class OfflineRun:
 
     def state_dict(self, step: int) -> dict[str, Any]:
         """Everything beside tensors that a resumed run needs to go on as if it had not stopped."""
-        return {"step": step, "data": self.source.state_dict(), "learner": dict(self.learner.state_dict())}
+        return {
+            "step": step,
+            "started": self.started,
+            "data": self.source.state_dict(),
+            "learner": dict(self.learner.state_dict()),
+        }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from a checkpoint's state; the source has its part of it already."""

@@ -26,9 +26,8 @@ from partita.ops.threads import release_threads
 from partita.records import Prompt
 from partita.tasks.functions import error_text
 from partita.tasks.pool import Outcome
+from partita.tasks.prompt import BETWEEN
 from partita.tasks.reward import MODEL, Answer
-
-BETWEEN = "\n\n"  # messages of a conversation, for a model without a chat template
 
 
 class RowScorer(Protocol):

@@ -6,9 +6,12 @@ counts. Left out: cutting. A prompt that is too long is an error or is left out,
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import copy
+import json
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
@@ -18,6 +21,15 @@ from partita.tasks.dataset import TaskRow
 from partita.tasks.settings import DatasetConfig
 
 _BATCH = 256  # rows given to the tokenizer at once
+BETWEEN = "\n\n"  # messages of a conversation, where there is no chat template
+# what chat_template=none does, as a template: bare texts, and after each answer the end
+BARE = (
+    "{% for message in messages %}"
+    "{{ message['content'] }}"
+    "{% if message['role'] == 'assistant' %}{{ eos_token }}"
+    "{% elif not loop.last and messages[loop.index]['role'] != 'assistant' %}{{ '\\n\\n' }}{% endif %}"
+    "{% endfor %}"
+)
 
 
 class PromptError(ValueError):
@@ -122,6 +134,41 @@ def template_of(tokenizer: PreTrainedTokenizerBase, wanted: str) -> str | None:
     return None
 
 
+def carrying(
+    tokenizer: PreTrainedTokenizerBase, chat_template: str, chat_template_kwargs: Mapping[str, Any]
+) -> PreTrainedTokenizerBase:
+    """A copy to save beside a trained model: its own template shows conversations as training did, so that whoever loads the
+    folder asks the model what it has learned to answer. Further values are the template's defaults, which others still win over.
+    """
+    made = copy.deepcopy(tokenizer)
+    if chat_template == "none":
+        made.chat_template = _leading(tokenizer) + BARE
+    elif (template := template_of(tokenizer, chat_template)) is not None:
+        made.chat_template = template
+    if chat_template_kwargs and isinstance(made.chat_template, str):
+        values = (
+            f"{{% set {k} = {k} if {k} is defined else {_literal(v)} %}}" for k, v in chat_template_kwargs.items()
+        )
+        made.chat_template = "".join(values) + made.chat_template
+    return made
+
+
+def _leading(tokenizer: PreTrainedTokenizerBase) -> str:
+    """What the tokenizer itself puts before a text, as text."""
+    ids, alone = (list(tokenizer("a", add_special_tokens=special)["input_ids"]) for special in (True, False))  # pyright: ignore[reportArgumentType]
+    before = ids[: len(ids) - len(alone)] if ids[len(ids) - len(alone) :] == alone else []
+    return "".join(str(token) for token in tokenizer.convert_ids_to_tokens(before))
+
+
+def _literal(value: object) -> str:
+    """A value of a config in Jinja's words."""
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{_literal(name)}: {_literal(one)}" for name, one in value.items()) + "}"
+    if isinstance(value, list | tuple):
+        return "[" + ", ".join(map(_literal, value)) + "]"
+    return "none" if value is None else json.dumps(value, ensure_ascii=False)
+
+
 def _templated_ids(
     rows: Sequence[TaskRow], tokenizer: PreTrainedTokenizerBase, template: str | None, config: DatasetConfig
 ) -> list[list[int]]:
@@ -151,5 +198,5 @@ def bare_ids(row: TaskRow, tokenizer: PreTrainedTokenizerBase) -> list[int]:
         raise PromptError(
             f"row {row.uid} is a conversation ({', '.join(roles)}); without a chat template a prompt is one text"
         )
-    text = "\n\n".join(message["content"] for message in row.messages)
+    text = BETWEEN.join(message["content"] for message in row.messages)
     return list(tokenizer(text)["input_ids"])  # pyright: ignore[reportArgumentType]

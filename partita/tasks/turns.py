@@ -23,7 +23,7 @@ from partita.records import Row
 from partita.tasks.conversations import Conversation
 from partita.tasks.dataset import TaskRow
 from partita.tasks.messages import Message
-from partita.tasks.prompt import PromptError, bare_ids, template_of
+from partita.tasks.prompt import BETWEEN, PromptError, bare_ids, template_of
 
 NEVER = -1  # version of a token that no policy sampled
 
@@ -110,7 +110,7 @@ class Turns:
 
     def _bare_piece(self, messages: Sequence[Message]) -> tuple[list[int], list[int]]:
         context = bare_ids(TaskRow("of data", tuple(messages[:-1]), None, {}), self.tokenizer)
-        asked, answer = "\n\n".join(message["content"] for message in messages[:-1]), messages[-1]["content"]
+        asked, answer = BETWEEN.join(message["content"] for message in messages[:-1]), messages[-1]["content"]
         alone, whole = self._ids(asked), self._ids(asked + answer)
         return context, self._ended(whole[len(alone) :] if whole[: len(alone)] == alone else self._ids(answer))
 

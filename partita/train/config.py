@@ -122,6 +122,9 @@ class RefConfig:
         "2402.03300, algorithm 1); null: it stays the same",
         ge=1,
     )
+    offload: bool = key(
+        False, "on a GPU: its weights wait in main memory and are fetched for each use; on a CPU they are there already"
+    )
 
 
 @dataclass(frozen=True)

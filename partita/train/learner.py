@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -20,6 +21,7 @@ from torch import Tensor
 from partita.algo.algorithm import Algorithm
 from partita.algo.stats import Stat, Stats, mean_over
 from partita.algo.tokens import Current
+from partita.models.offload import resident
 from partita.models.packed import Against, PackedModel
 from partita.ops.divergence import k3
 from partita.ops.packing import Packed, micro_batches, pack
@@ -45,9 +47,9 @@ class _Reading:
 class Learner:
     """Owns the policy's master weights and takes their optimizer steps.
 
-    reference: the frozen model of the KL terms, on the policy's device. vf_coef: weight of the value loss where the policy
-    carries the value head, else None. timer: seconds in models (`forward_backward`, the loss included) and in the
-    optimizer's steps (`optimizer`).
+    reference: the frozen model of the KL terms; where it waits elsewhere than the policy is, it is fetched for each use.
+    vf_coef: weight of the value loss where the policy carries the value head, else None. timer: seconds in models
+    (`forward_backward`, the loss included) and in the optimizer's steps (`optimizer`).
     """
 
     model: PackedModel
@@ -83,7 +85,8 @@ class Learner:
         if "ref" in needs:
             assert self.reference is not None, "composed with a reference, built without one"
             readings["reference"] = _Reading(self.reference)
-        said = self._scored(rollout, readings)
+        with self._fetched(bool(needs & {"ref", "kl_full_score"})):
+            said = self._scored(rollout, readings)
         if "policy" in said:
             old = said["policy"]
             streams |= {"prox_T": old.logprobs_T, "entropy_T": old.entropy_T, "kl_full_T": old.kl_full_ref_T}
@@ -97,12 +100,26 @@ class Learner:
         """All optimizer steps of one rollout batch; `whole`: all samples pass through the model, as something may read
         metrics of the loss. Raises LearnerError after too many non-finite steps in a row.
         """
-        metrics, steps = Metrics(), list[OptimizerStep]()
+        metrics = Metrics()
         self.stepper.spec = self.config.optimizer  # a stage may have its own
         self.stepper.schedule(step, self.total_steps, metrics)
         if not rollout.rows:  # the filter left nothing
             metrics.count("dead_steps")
-        against, unmoved = self._against(algorithm), True
+        with self._fetched("kl_full_ref" in algorithm.needs):
+            steps = self._steps(rollout, algorithm, metrics, step, whole)
+        if "kl_after" in algorithm.needs:
+            metrics.add({"kl_after/k3": self._moved_by(rollout)})
+        return metrics, LearnRecord(tuple(steps))
+
+    def _fetched(self, used: bool) -> AbstractContextManager[None]:
+        """The reference beside the policy, where it is used."""
+        return resident(self.reference, self.model.device) if used else nullcontext()
+
+    def _steps(
+        self, rollout: RolloutBatch, algorithm: Algorithm, metrics: Metrics, step: int, whole: bool
+    ) -> list[OptimizerStep]:
+        """One for each minibatch of each epoch."""
+        against, unmoved, steps = self._against(algorithm), True, list[OptimizerStep]()
         vf_coef = None if algorithm.value is None else self.vf_coef  # a stage may need no critic
         for epoch in range(self.config.ppo_epochs):
             split = (self.config.ppo_n_minibatches, self.config.minibatch_split, (self.seed, step, epoch))
@@ -125,9 +142,7 @@ class Learner:
                 left_out = tuple(chosen[place] for place in _places(~computed_S))
                 steps.append(OptimizerStep(tuple(chosen), current, loss, outcome, unmoved, left_out))
                 unmoved = unmoved and outcome != "stepped"
-        if "kl_after" in algorithm.needs:
-            metrics.add({"kl_after/k3": self._moved_by(rollout)})
-        return metrics, LearnRecord(tuple(steps))
+        return steps
 
     def _moved_by(self, rollout: RolloutBatch) -> Stat:
         """KL(old ‖ new) per valid token, after the last optimizer step."""

@@ -16,6 +16,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from partita.models.offload import resident
 from partita.models.packed import PackedModel
 from partita.ops.disk import sync
 from partita.train.offline import Item, Rows, sums
@@ -23,18 +24,22 @@ from partita.train.offline import Item, Rows, sums
 
 @dataclass(frozen=True)
 class Asked:
-    """A frozen model that is asked in every step. dtype: of its forward passes. budget: model-input tokens in one of them."""
+    """A frozen model that is asked in every step. dtype: of its forward passes. budget: model-input tokens in one of them.
+    device: fetched to it for each use, where it waits elsewhere; None asks it where it is.
+    """
 
     model: PackedModel
     dtype: torch.dtype
     budget: int
+    device: torch.device | None = None
 
     def __call__(self, items: Sequence[Item]) -> tuple[Tensor, Tensor]:
         """Of the samples, and of what is beside them."""
-        return (
-            sums(self.model, self.dtype, [item.samples for item in items], self.budget),
-            sums(self.model, self.dtype, [(rows,) for item in items for rows in item.beside], self.budget),
-        )
+        with resident(self.model, self.device or self.model.device):
+            return (
+                sums(self.model, self.dtype, [item.samples for item in items], self.budget),
+                sums(self.model, self.dtype, [(rows,) for item in items for rows in item.beside], self.budget),
+            )
 
 
 @dataclass(frozen=True)

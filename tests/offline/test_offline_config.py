@@ -59,6 +59,7 @@ REFUSED = [
         "dpo", ["+actor.lora={rank: 2, init: pissa}", "ref.log_probs=adapter_off"],
         "with actor.lora.init=pissa the model without its adapters is not the starting policy",
     ),
+    ("dpo", ["ref.offload=true"], "ref: offload has no effect with log_probs=precomputed: no reference stays in memory"),
     ("sft", ["loss_agg_mode=token_sum"], "loss_agg_mode: "),
     ("rm", ["centring=-1"], "centring: "),
     ("rm", ["total_train_epochs=null"], "total_train_steps and total_train_epochs are both null"),

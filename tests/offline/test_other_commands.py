@@ -14,10 +14,10 @@ def run(request, tmp_path_factory, model_folder):
     return request.param, folder
 
 
-def test_a_run_on_data_is_no_run_of_train(run, tmp_path) -> None:
+def test_a_run_on_data_is_no_run_of_train(run) -> None:
     kind, folder = run
     for words in (
-        ("train", "--resume", folder), ("export", folder, tmp_path / "e"), ("replay", folder, "--step", 1),
+        ("train", "--resume", folder), ("replay", folder, "--step", 1),
         ("eval", folder, "--task", "addition", "--compare"),
     ):  # fmt: skip
         ended = call(*words)
@@ -25,6 +25,33 @@ def test_a_run_on_data_is_no_run_of_train(run, tmp_path) -> None:
         assert (
             f"{folder} is a run of `partita {kind}`, which goes on by `partita {kind} --resume {folder}`" in ended.err
         )
+
+
+def test_a_checkpoint_is_exported_as_the_end_of_the_run_was(run, tmp_path) -> None:
+    _, folder = run
+    ended = call("export", folder, tmp_path / "model")
+    assert ended.code == 0 and ended.out == f"wrote {tmp_path / 'model'}\n", ended.err
+    files = {path.name for path in (folder / "export").iterdir()} - {"reward_stats.json"}  # known at the end only
+    assert {path.name for path in (tmp_path / "model").iterdir()} == files
+    for name in files:
+        assert (tmp_path / "model" / name).read_bytes() == (folder / "export" / name).read_bytes(), name
+
+
+def test_its_config_is_printed_and_explained(run) -> None:
+    kind, folder = run
+    file = folder / "config.yaml"
+    printed, told = call("config", file, "actor.optimizer.lr=0.5"), call("explain", file)
+    assert printed.code == told.code == 0, printed.err + told.err
+    assert "lr: 0.5" in printed.out and f"kind: {kind}" in printed.out
+    loss = {"sft": "-log π(answer), token_mean", "rm": "-log σ(s_c - s_r - m)", "dpo": "sigmoid: -log σ(0.1 h)"}[kind]
+    assert f"minimise  {loss}\n" in told.out
+    assert ("log π/π_ref of chosen and rejected" in told.out) == (kind == "dpo")
+    assert ("each token  1" in told.out, "+β σ(-βh) chosen" in told.out) == (kind == "sft", kind == "dpo")
+    assert call("explain", file, "--markdown").out.startswith(f"# {file}\n")
+    trained, compared = call("train", file), call("explain", file, "--against", "grpo")
+    assert trained.code == compared.code == 2
+    assert f"a config of `partita {kind}`, not of `partita train`" in trained.err
+    assert f"a config of `partita {kind}`, which has no presets" in compared.err
 
 
 def test_its_model_answers_unless_it_gives_scores(run) -> None:

@@ -5,7 +5,7 @@ from transformers import PreTrainedTokenizerFast
 from partita.models.load import find_stop_ids, load_tokenizer
 from partita.tasks.conversations import Conversation, NothingToLearn, RowReader
 from partita.tasks.dataset import TaskRow
-from partita.tasks.prompt import PromptError, render_prompts
+from partita.tasks.prompt import PromptError, carrying, render_prompts
 from partita.tasks.settings import DatasetConfig
 from partita.tasks.turns import NEVER, Turns, turns_of
 
@@ -292,3 +292,48 @@ def test_what_nobody_could_end_or_show_stops_at_once(tmp_path):
     )
     made = turns_of(tokenizer(CHATML), (), str(file), {"greeting": "hi "})
     assert text(made, made.rows(talk("a", "b"))[0].ids) == "hi ab</s>"
+
+
+SWITCH = CHATML.replace("{{ m.content }}", "{{ m.content }}{% if mark %}+{{ mark }}{% endif %}")
+
+
+@pytest.mark.parametrize(
+    ("chat_template", "options", "bos"),
+    [
+        ("none", {}, "<s>"),
+        ("none", {}, None),
+        ("file", {}, "<s>"),
+        ("auto", {"mark": "1"}, "<s>"),
+        ("file", {"mark": "2"}, None),
+    ],
+)
+@pytest.mark.parametrize("roles", [("user",), ("system", "user")])
+def test_a_saved_tokenizer_shows_conversations_as_training_did(tmp_path, chat_template, options, bos, roles) -> None:
+    of_run = tokenizer(CHATML.replace("im_start", "user") if chat_template != "auto" else SWITCH, bos=bos)
+    if chat_template == "file":
+        chat_template = str(tmp_path / "own.jinja")
+        (tmp_path / "own.jinja").write_text(SWITCH)
+    saved = tmp_path / "saved"
+    carrying(of_run, chat_template, options).save_pretrained(saved)
+    loaded = load_tokenizer(str(saved))
+    said = tuple({"role": role, "content": "hi" * (2 + at)} for at, role in enumerate(roles))
+    row = TaskRow("0", said, None, {})
+    asked = [
+        render_prompts([row], one, DatasetConfig(**given), context=99).prompts[0].ids
+        for one, given in (
+            (of_run, {"chat_template": chat_template, "chat_template_kwargs": options}), (loaded, {}),
+        )
+    ]  # fmt: skip
+    assert asked[0] == asked[1]
+    told = Conversation((*said, {"role": "assistant", "content": "answer 1"}), (*[False] * len(said), True))
+    (trained,) = turns_of(of_run, [1], chat_template, options).rows(told)
+    (again,) = turns_of(loaded, [1]).rows(told)
+    assert trained.ids == again.ids and trained.trained == again.trained
+    assert of_run.chat_template != loaded.chat_template  # the run's own is left as it was
+
+
+def test_a_saved_value_of_a_template_gives_way_to_another() -> None:
+    said = [{"role": "user", "content": "hi"}]
+    saved = carrying(tokenizer(SWITCH), "auto", {"mark": "1", "deep": {"on": [True, None]}})
+    assert "hi+1" in saved.apply_chat_template(said, tokenize=False)
+    assert "hi+2" in saved.apply_chat_template(said, tokenize=False, mark="2")
