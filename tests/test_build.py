@@ -88,6 +88,7 @@ def zeal(response: str) -> float:
     return float("a" in response)
 
 
+@pytest.mark.slow
 def test_weights_belong_to_reward_functions_whatever_their_order(built, vowels: str) -> None:
     words = ["actor.adv_norm=null", "actor.reward_norm={mean_level: group}", "actor.reward_norm_per_part=true"]
     named = f"[{vowels},last_number_correct]"
@@ -115,6 +116,7 @@ def test_groups_are_sampled_again_as_configured(built) -> None:
         assert run.rollouts.refill is None
 
 
+@pytest.mark.slow
 def test_epochs_count_prompts_and_not_steps(built) -> None:
     words = ["total_train_steps=null", "total_train_epochs=2", "train_dataset.size=5"]
     with built("drgrpo", *words) as run:
@@ -131,6 +133,7 @@ def test_epochs_count_prompts_and_not_steps(built) -> None:
     assert [line["prompts_used"] for line in lines] == [5, 7, 9, 10]
 
 
+@pytest.mark.slow
 def test_prompts_leave_room_for_the_longest_response_of_any_stage(built) -> None:
     stages = "stages=[{until: {step: 1}, set: {gconfig.max_new_tokens: 4}}, {set: {gconfig.max_new_tokens: 300}}]"
     words = [stages, "evaluator.freq_steps=1", "evaluator.n_prompts=2"]
@@ -141,6 +144,7 @@ def test_prompts_leave_room_for_the_longest_response_of_any_stage(built) -> None
         assert run.eval_plan.sampling.max_new_tokens == 300  # so that evaluations can be compared over the run
 
 
+@pytest.mark.slow
 def test_one_reference_serves_all_stages(built) -> None:
     full = "stages=[{until: {step: 1}}, {set: {actor.kl_loss_coef: 0.1, actor.kl_loss_estimator: full}}]"
     with built("drgrpo", full) as run:

@@ -67,6 +67,7 @@ WRONG = {
 }  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("changes, parts", [(v[0], v[1:]) for v in WRONG.values()], ids=WRONG.keys())
 def test_a_mistake_is_named_before_anything_is_written(tmp_path: Path, words, changes: list[str], parts) -> None:
     refused(call("train", "grpo", *words(), *changes), *parts)
@@ -79,6 +80,7 @@ def test_a_missing_tracker_is_named_before_anything_is_written(tmp_path: Path, w
     assert not (tmp_path / "runs").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("file", ["config.yaml", "samples/step_000001.jsonl"])
 def test_a_full_disk_ends_the_run_with_one_sentence(tmp_path: Path, words, file: str) -> None:
     folder = tmp_path / "runs/tiny/t"
@@ -110,6 +112,7 @@ def held_out(folder: Path, *answers: str) -> str:
     return f"valid_dataset.path={rows}"
 
 
+@pytest.mark.slow
 def test_a_held_out_set_that_cannot_be_scored_costs_no_step(tmp_path: Path, words) -> None:
     own = reward_file(tmp_path, "return float(answer) * len(response)")
     given = words(reward__functions=own, total_train_steps=1, evaluator__freq_steps=1)
@@ -139,6 +142,7 @@ def test_a_held_out_set_without_what_the_reward_asks_for_is_refused(tmp_path: Pa
     assert not (tmp_path / "runs").exists()
 
 
+@pytest.mark.slow
 def test_a_run_with_another_tokenizer_keeps_it(tmp_path: Path, words) -> None:
     tokenizer = byte_tokenizer()
     tokenizer.chat_template = "Q{% for m in messages %}{{ m.content }}{% endfor %}A"
@@ -157,6 +161,7 @@ def test_a_run_with_another_tokenizer_keeps_it(tmp_path: Path, words) -> None:
     assert played.code == 0, played.err
 
 
+@pytest.mark.slow
 def test_a_run_with_a_reward_from_python_is_not_judged_by_another(tmp_path: Path, trained: Path, vowels: str) -> None:
     run = shutil.copytree(trained, tmp_path / "run")
     (run / "python.json").write_text('{"rewards": ["own"], "workflow": "Twice", "filter": false}')
@@ -187,6 +192,7 @@ def test_wrong_targets_are_named(tmp_path: Path) -> None:
     assert "--resume RUN" in nothing.err
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["ppo", "ppo_penalty", "areal_ppo"])
 def test_an_algorithm_with_a_critic_is_trained_and_explained(tmp_path: Path, words, name: str) -> None:
     ended = call("train", name, *words(total_train_steps=2))
@@ -220,6 +226,7 @@ def test_rows_that_cannot_be_used_are_named(tmp_path: Path, words) -> None:
     refused(with_rows(broken), f"{broken}:2: broken JSON")
 
 
+@pytest.mark.slow
 def test_prompts_that_do_not_fit_the_context(words) -> None:
     refused(
         call("train", "grpo", *words(gconfig__max_new_tokens=500)),
@@ -315,6 +322,7 @@ def test_a_reward_that_hangs_costs_its_own_sample_only(tmp_path: Path, words) ->
     assert line["optimizer_steps"] == 1
 
 
+@pytest.mark.slow
 def test_a_run_that_diverges_ends_and_keeps_its_last_whole_checkpoint(tmp_path: Path, words) -> None:
     # from the fourth step on the loss is beyond float32
     stages = "[{until: {step: 3}}, {set: {actor: {entropy_coef: 1.0e39}}}]"
@@ -375,6 +383,7 @@ def test_config_prints_the_source_of_values_and_loads_again(tmp_path: Path, trai
     refused(call("config", "grpo", "gconfig.n_samples=1"), "actor.adv_norm.mean_level")
 
 
+@pytest.mark.slow
 def test_generate_on_a_run_folder_depends_on_the_seed_only(trained: Path) -> None:
     def said(seed: int) -> str:
         ended = call(

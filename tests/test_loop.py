@@ -120,8 +120,9 @@ def run(made: ToyRun) -> list[dict]:
     return [json.loads(line) for line in (made.folder / "metrics.jsonl").read_text().splitlines()]
 
 
-EVERY = [  # the rows of a matrix have no part that the papers' presets do not have
-    pytest.param(name, marks=pytest.mark.slow) if name.startswith("areal_") else name
+QUICK = ("grpo", "gspo", "ppo", "online_rft")  # one of each shape of composition
+EVERY = [
+    name if name in QUICK else pytest.param(name, marks=pytest.mark.slow)
     for name in PRESETS
     if name != "rft"  # whose samples stay as they are
 ]
@@ -268,6 +269,7 @@ RULES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", RULES)
 def test_a_resumed_run_goes_on_exactly_with_every_kind_of_rule(tmp_path: Path, name: str) -> None:
     config = make(tmp_path / "unused", steps=6, **RULES[name]).config

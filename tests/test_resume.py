@@ -10,6 +10,8 @@ import pytest
 from running import Ended, call, finish, settings, start
 from tiny_model import make
 
+pytestmark = pytest.mark.slow  # whole runs, one after another
+
 STEPS = 8
 
 

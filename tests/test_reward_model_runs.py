@@ -39,6 +39,7 @@ def weights(folder: Path, step: int = 3) -> dict[str, torch.Tensor]:
     return load_file(checkpoint / "model.safetensors")
 
 
+@pytest.mark.slow
 def test_two_runs_and_a_resumed_one_are_equal_to_the_last_bit(tmp_path, model_folder, reward_folder) -> None:
     runs = [tmp_path / name / "tiny" / "one" for name in ("a", "b")]
     for run in runs:

@@ -127,6 +127,7 @@ def test_demonstrations_keep_the_rule_about_as_often_as_not(data):
     assert 0.5 < sum(scores) / len(scores) < 0.7 and {0.25, 0.5, 0.75, 1.0} <= set(scores)
 
 
+@pytest.mark.slow
 def test_the_same_seed_writes_the_same_bytes_and_another_seed_others(tmp_path, data):
     make_data.make(tmp_path / "again")
     make_data.make(tmp_path / "other", seed=2)

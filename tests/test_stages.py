@@ -199,6 +199,7 @@ def test_text_that_looks_like_an_interpolation_survives_a_stage() -> None:
     assert composed(whole).stages[0].config.train_dataset.instruction == whole.train_dataset.instruction == "say ${x}"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in PRESETS if not name.startswith("areal_")])
 def test_every_preset_may_begin_in_a_stage(name: str) -> None:
     sampler = "starting" if name == "rft" else "newest"
@@ -349,6 +350,7 @@ def switched(tmp_path_factory: pytest.TempPathFactory) -> tuple[test_loop.ToyRun
     return whole, test_loop.timeless(test_loop.run(whole))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("step", [2, 3, 4, 6])
 def test_a_run_that_is_resumed_in_any_stage_goes_on_exactly(tmp_path: Path, switched, step: int) -> None:
     whole, want = switched

@@ -276,7 +276,8 @@ class Kto:
 class Preference:
     """One micro-batch's share of the step and, detached, what it did with each pair [N].
 
-    margin_N is the chosen response's implicit reward β log π/π_ref minus the rejected one's; without a reference β log π.
+    margin_N is the chosen response's implicit reward β log π/π_ref minus the rejected one's; without a reference β log π. Both are
+    sums over a response's tokens, or means where the loss is `per_token`.
     """
 
     value: Tensor
@@ -308,6 +309,8 @@ def pair_loss(loss: PairLoss, pairs: Pairs, pairs_in_step: int) -> Preference:
             "preference/margin": mean_over(better_N - worse_N, every_N),
             "preference/reward_chosen": mean_over(better_N, every_N),
             "preference/reward_rejected": mean_over(worse_N, every_N),
+            "preference/logprob_chosen": mean_over(pairs.policy_chosen_N.detach(), every_N),
+            "preference/logprob_rejected": mean_over(pairs.policy_rejected_N.detach(), every_N),
         },
     )
 

@@ -97,14 +97,14 @@ def build(config: OfflineConfig, resume: Path | None = None) -> Iterator[Offline
         told = Loaded(config, settings, {}).to_yaml().encode()
         if resume is None:  # before a reference is asked about all rows: a kill meanwhile leaves a run that can go on
             write_atomic(folder / CONFIG, told)
-        learner = _learner(config, loaded, data, folder, device)
-        if newest:
-            load_checkpoint(newest, learner.model, learner.stepper.optimizer)
         finished = state["step"] if state else 0
         steps = _total_steps(config, source, finished)
         title = f"{config.experiment_name}/{folder.name}"
         facts = RunFacts(folder, title, steps, settings, finished, _headline(config))
         reporter = Reporter(replace(config.report, save_samples_every=0, keep_batches=0), facts)  # there are none
+        learner = _learner(config, loaded, data, folder, device, reporter.console.note)
+        if newest:
+            load_checkpoint(newest, learner.model, learner.stepper.optimizer)
         run = OfflineRun(
             config, folder, learner, source, data.held_out, steps, reporter,
             _export(config, learner, loaded, data), _next(config, folder, steps), started,
@@ -239,7 +239,12 @@ def _total_steps(config: OfflineConfig, source: Source, finished: int) -> int:
 
 
 def _learner(
-    config: OfflineConfig, loaded: LoadedModel, data: Data, folder: Path, device: torch.device
+    config: OfflineConfig,
+    loaded: LoadedModel,
+    data: Data,
+    folder: Path,
+    device: torch.device,
+    say: Callable[[str], None],
 ) -> OfflineLearner:
     section, timer = config.actor, Timer()
     dtype = compute_dtype(section.dtype, device)
@@ -248,7 +253,7 @@ def _learner(
     reference = None
     if objective.reference:
         assert isinstance(config, DpoConfig), "only preferences are compared with a reference"
-        reference = _reference(config, loaded, data, dtype, folder, device)
+        reference = _reference(config, loaded, data, dtype, folder, device, say)
     return OfflineLearner(loaded.model, objective, stepper, budget, reference, timer)
 
 
@@ -262,7 +267,13 @@ def _objective(config: OfflineConfig) -> Objective:
 
 
 def _reference(
-    config: DpoConfig, loaded: LoadedModel, data: Data, dtype: torch.dtype, folder: Path, device: torch.device
+    config: DpoConfig,
+    loaded: LoadedModel,
+    data: Data,
+    dtype: torch.dtype,
+    folder: Path,
+    device: torch.device,
+    say: Callable[[str], None],
 ) -> Reference:
     """The frozen policy: before any checkpoint is loaded, the model that training starts from is it."""
     section, actor, budget = config.ref, config.actor, config.actor.mb_spec.max_tokens_per_mb
@@ -276,7 +287,7 @@ def _reference(
     if section.log_probs == "online":
         return ask
     told = f"{section.path or actor.path} {plain(actor.lora) if own else section.dtype} {dtype}"
-    return known((*data.items, *data.held_out), ask, folder / REFERENCE, told)
+    return known((*data.items, *data.held_out), ask, folder / REFERENCE, told, say)
 
 
 def _frozen(config: DpoConfig, loaded: LoadedModel, device: torch.device) -> PackedModel:

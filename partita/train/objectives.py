@@ -126,6 +126,11 @@ class Judge:
             good_S = torch.tensor([items[place].good for place in places], device=policy_S.device)
             ratio_S = policy_S - said.ref_S.to(policy_S.device)
             found = judged_loss(self.loss, ratio_S, good_S, rest.to(policy_S.device), len(items))
-            return Share(found.value, found.stats)
+            said_S = policy_S.detach()
+            logprobs = {
+                "preference/logprob_desirable": mean_over(said_S, good_S),
+                "preference/logprob_undesirable": mean_over(said_S, ~good_S),
+            }
+            return Share(found.value, found.stats | logprobs)
 
         return loss

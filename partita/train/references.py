@@ -56,13 +56,18 @@ class Known:
 
 
 def known(
-    items: Sequence[Item], ask: Callable[[Sequence[Item]], tuple[Tensor, Tensor]], file: Path, model: str
+    items: Sequence[Item],
+    ask: Callable[[Sequence[Item]], tuple[Tensor, Tensor]],
+    file: Path,
+    model: str,
+    say: Callable[[str], None] = lambda _: None,
 ) -> Known:
     """What `ask` says about the items: read from the file where it was written for these tokens and this model, else asked
-    for and written.
+    for and written; `say` is told before that, as it takes about as long as half an epoch.
     """
     told = _fingerprint(items, model)
     if (found := _read(file, told)) is None:
+        say(f"asking the reference about {len(items)} items, once; the answers are kept in {file}")
         found = ask(items)
         aside = file.with_suffix(".writing")
         save_file({"samples": found[0], "beside": found[1]}, aside, {"of": told})

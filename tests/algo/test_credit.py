@@ -42,6 +42,19 @@ def test_reward_to_go_pays_the_last_token_first(padded):
     assert found.per_token
 
 
+@pytest.mark.parametrize("credit", [RewardToGo(0.0), Gae(1.0, 0.0)], ids=["to go", "gae"])
+def test_a_score_is_paid_on_the_token_that_ends_the_response_whatever_follows_it(padded, credit):
+    """[t0, t1, t2, eos, pad, pad], where pad may be the same id, and a response that fills its row: a score on the place behind
+    the end would be masked out, and no reward would reach the policy (TRL #3750, DeepSpeedExamples #672)."""
+    mask = [[1.0, 1.0, 1.0, 1.0, 0.0, 0.0], [1.0] * 6]
+    kl_T = torch.tensor([-0.1, 0.0, 0.2, 0.0, 0.3, 0.0, 0.0, -0.1, 0.0, 0.0], dtype=torch.float64)
+    batch = of(padded, mask, [2.0, 2.0], values_T=torch.zeros(10, dtype=torch.float64))
+    assert worth(credit, batch).value.tolist() == [0.0, 0.0, 0.0, 2.0, 0.0, 0.0, 0.0, 0.0, 0.0, 2.0]
+    shaped_T = worth(credit, batch.with_(token_rewards_T=-kl_T)).value
+    assert shaped_T[:4].sum().item() == pytest.approx(2.0 - kl_T[:4].sum().item())
+    assert shaped_T[4:].sum().item() == pytest.approx(2.0 - kl_T[4:].sum().item())
+
+
 def test_an_empty_response_still_counts_in_its_group(padded):
     batch = padded({"mask": [[1.0], [0.0]], "rewards": [1.0, 0.0]}).batch()
     credited = compose(AlgorithmKeys(adv_norm=GROUP), n_samples=2, max_new_tokens=4).credit(batch)

@@ -167,6 +167,8 @@ def test_margins_rewards_and_accuracy(close):
         "preference/margin": (pytest.approx(0.0), 2.0),
         "preference/reward_chosen": (pytest.approx(0.05), 2.0),
         "preference/reward_rejected": (pytest.approx(0.05), 2.0),
+        "preference/logprob_chosen": (-32.5, 2.0),
+        "preference/logprob_rejected": (-32.0, 2.0),
     }
     assert not any(value.requires_grad for value in (found.loss_N, found.margin_N, found.chosen_reward_N))
 

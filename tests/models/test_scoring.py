@@ -94,6 +94,7 @@ def bert(labels=1):
     return seeded(BertForSequenceClassification, config)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("title", FAMILIES)
 def test_an_exported_scorer_gives_our_scores_in_transformers_and_here(title, tmp_path, tokenizer):
     model, folder = valued(title), tmp_path / "scorer"

@@ -58,6 +58,7 @@ def test_every_preference_loss_trains(run, loss) -> None:
     with_reference = loss not in ("simpo", "orpo")
     assert (folder / "reference.safetensors").exists() == with_reference
     assert ("reference  the starting model, precomputed" in ended.out) == with_reference
+    assert ended.out.startswith("asking the reference about 12 items, once") == with_reference
     assert (folder / "accuracy.svg").exists()
     assert f"{'answers' if loss == 'kto' else 'pairs'} ranked rightly" in ended.out
 

@@ -59,6 +59,7 @@ def config(tmp_path: Path, model_folder: Path, vowels: str):
     return written
 
 
+@pytest.mark.slow
 def test_answers_earn_more_than_at_first(config, tmp_path: Path) -> None:
     ended = call("dpo", config(total_train_steps=40))
     assert ended.code == 0, ended.err

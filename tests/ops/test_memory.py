@@ -33,6 +33,7 @@ def faults(kind):
     return int(done.stdout)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="a setting of glibc")
 def test_arrays_of_a_pass_are_faulted_in_once():
     assert faults("kept") < 100

@@ -25,6 +25,7 @@ print(busy - alone, left - alone, running() - alone)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(
     not list((Path(torch.__file__).parent / "lib").glob("libgomp*")), reason="torch runs on another runtime"
 )

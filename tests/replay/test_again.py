@@ -41,6 +41,7 @@ def exactly(folder: Path, steps: int = 2, config: RunConfig | None = None) -> li
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [*PAPERS, "areal_grpo"])
 def test_every_step_of_every_preset_comes_out_again(tmp_path: Path, name: str) -> None:
     config = toy_config(name, steps=2)
@@ -105,6 +106,7 @@ def grpo(tmp_path_factory: pytest.TempPathFactory) -> Path:
 SAME = ("advantage", "score", "valid sample")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "stream, found",
     [

@@ -44,6 +44,7 @@ def flat(lm: torch.nn.Module, loss: Tensor) -> Tensor:
     return torch.cat([p.grad.flatten() for p in lm.parameters()]).double()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("step", [1, 3])
 def test_norms_and_cosines_are_those_of_autograd_by_hand(trained: Path, step: int) -> None:
     found = replay(trained, Request(step, ("drgrpo",), exact=True)).exact

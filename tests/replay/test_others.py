@@ -215,6 +215,7 @@ def once(tmp_path_factory: pytest.TempPathFactory) -> tuple[RunConfig, SavedStep
     return config, read_step(toy_run(tmp_path_factory.mktemp("once"), config), 1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", LIKE)
 def test_what_another_algorithm_would_have_done_is_what_it_does_in_a_run_of_its_own(
     tmp_path: Path, name: str, once

@@ -108,6 +108,7 @@ def plain(groups: list[Group]) -> list[tuple]:
     return [(g.serial, g.prompt.uid, [(s.rows[0].ids, s.reward) for s in g.samples]) for g in groups]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("score", ["entropy", "variance"])
 @pytest.mark.parametrize("cut", [1, 2, 3])
 def test_a_killed_run_goes_on_with_the_same_sizes_and_groups(score: str, cut: int) -> None:

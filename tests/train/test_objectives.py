@@ -75,6 +75,7 @@ def test_preferences_compare_sums_with_the_reference_and_means_without_one() -> 
     share = with_ref.of_step(PAIRS, NONE)([0], given)
     assert share.value.item() == pytest.approx(math.log1p(math.exp(-0.5 * margin)) / 4)
     assert float(share.stats["preference/margin"][0]) == pytest.approx(0.5 * margin)
+    assert [float(share.stats[f"preference/logprob_{side}"][0]) for side in ("chosen", "rejected")] == [-3.0, -4.0]
     for loss in (Simpo(2.0, 0.5), Orpo(0.1)):
         assert not Prefer(loss).reference
     found = Prefer(Simpo(2.0, 0.5)).of_step(PAIRS, NONE)([0], said([-1.0, -2.0], [-4.0]))
@@ -90,6 +91,8 @@ def test_judged_answers_share_one_rest_of_the_whole_step_that_has_no_gradient() 
     good = 1 - 1 / (1 + math.exp(-0.5 * (1.0 - rest)))
     bad = 1.3 * (1 - 1 / (1 + math.exp(-0.5 * (rest - 0.5))))
     assert share.value.item() == pytest.approx((good + bad) / 3)
+    logprobs = [tuple(map(float, share.stats[f"preference/logprob_{kind}"])) for kind in ("desirable", "undesirable")]
+    assert logprobs == [(-2.0, 1.0), (-3.0, 1.0)]
     share.value.backward()
     assert ratio_B.grad is None and given.logprobs_T is not None and given.logprobs_T.grad is not None
     # z is the whole step's for every part, and 0 where the mean is below it or nothing stands beside
