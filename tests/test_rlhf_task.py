@@ -154,6 +154,9 @@ def test_configs_of_rl_compose_and_do_not_learn_from_the_rule(name):
 def test_the_table_is_read_from_what_eval_prints():
     printed = "runs/x: 0.188 (95 % interval 0.172 to 0.204) on 128 held-out prompts, 2 samples each, temperature 1\n"
     assert road.read_worth(printed) == road.Worth(0.188, 0.172, 0.204)
-    assert road.table({"base": road.Worth(0.188, 0.172, 0.204)}).endswith("| base | 0.188 | 0.172 to 0.204 |")
+    rows = {"base": road.Worth(0.188, 0.172, 0.204), "ppo": road.Worth(0.9, 0.8, 1.0)}
+    base, ppo = road.table(rows, {"ppo": (24, 425.9)}).splitlines()[-2:]
+    assert base == "| base | 0.188 | 0.172 to 0.204 | | |"
+    assert ppo == "| ppo | 0.900 | 0.800 to 1.000 | 24 | 7 min 05 s |"
     with pytest.raises(ValueError, match="no interval"):
         road.read_worth("error")
