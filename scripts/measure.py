@@ -1,9 +1,10 @@
 """The trainings behind the numbers in the docs: train with several seeds, evaluate on held-out prompts before and after.
 
-usage: python scripts/measure.py quickstart|addition|ppo [--seeds 1 2 3] [--prompts 200] [--out docs/results]
+usage: python scripts/measure.py quickstart|addition|ppo [--seeds 1 2 3] [--prompts 200] [--out docs/results] [--report]
 
 Each seed is a real `partita train` process; the evaluation is greedy, on held-out prompts, in the training's precision. Writes
-<out>/<name>.jsonl (one line per seed) and <out>/<name>_seed<n>.svg (the learning curve), and prints a table.
+<out>/<name>.jsonl (one line per seed) and <out>/<name>_seed<n>.svg (the learning curve), and prints a table; --report only prints
+what is there.
 """
 
 import argparse
@@ -56,6 +57,12 @@ def measure(name: str, seed: int, prompts: int, out: Path) -> dict[str, object]:
     }  # fmt: skip
 
 
+def reached(curve: list[float], level: float = 0.8) -> int | None:
+    """Train steps until the mean reward of the last three is at least `level`; None where it never is."""
+    means = (statistics.mean(curve[at : at + 3]) for at in range(len(curve) - 2))
+    return next((at + 3 for at, mean in enumerate(means) if mean >= level), None)
+
+
 def main() -> None:
     """Measure every seed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -63,15 +70,22 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
     parser.add_argument("--prompts", type=int, default=200)
     parser.add_argument("--out", type=Path, default=EXAMPLES.parent / "docs" / "results")
+    parser.add_argument("--report", action="store_true", help="print what was measured before")
     args = parser.parse_args()
     args.out.mkdir(parents=True, exist_ok=True)
-    lines = [measure(args.name, seed, args.prompts, args.out) for seed in args.seeds]
-    (args.out / f"{args.name}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    print("| seed | reward, first 3 steps | last 3 | training | held-out before | after | gain |")
+    file = args.out / f"{args.name}.jsonl"
+    if not args.report:
+        measured = [measure(args.name, seed, args.prompts, args.out) for seed in args.seeds]
+        file.write_text("".join(json.dumps(line) + "\n" for line in measured))
+    lines = [json.loads(line) for line in file.read_text().splitlines()]
+    print(
+        "| seed | reward, first 3 steps | last 3 | steps to 0.8 | a step | training | held-out before | after | gain |"
+    )
     for x in lines:
-        low, high = x["gain_interval"]  # type: ignore[misc]
+        low, high = x["gain_interval"]
         print(
-            f"| {x['seed']} | {x['reward_first3']:.3f} | {x['reward_last3']:.3f} | {x['train_seconds']:.0f} s | "
+            f"| {x['seed']} | {x['reward_first3']:.3f} | {x['reward_last3']:.3f} | {reached(x['curve']) or 'never'} | "
+            f"{x['train_seconds'] / x['steps']:.1f} s | {x['train_seconds']:.0f} s | "
             f"{x['before']:.3f} | {x['after']:.3f} | {x['gain']:+.3f} ({low:+.3f} to {high:+.3f}) |"
         )
     sys.stdout.flush()
