@@ -2,7 +2,7 @@
 
 usage: python examples/rlhf/run.py [--quick]
 
-From the repository's root; half an hour on two cores, and 12 GB of disk in runs/rlhf. A model that is there already is not
+From the repository's root; half an hour on two cores, and 13 GB of disk in runs/rlhf. A model that is there already is not
 made again.
 """
 
