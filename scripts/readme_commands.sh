@@ -43,7 +43,7 @@ result = partita.train(
 )
 print(result)
 PY
-drop run
+drop quickstart
 
 say 'rows of your own in the layout of GSM8K'
 try python3 examples/math/gsm8k_rl.py --config examples/math/gsm8k_grpo.yaml scheduler.type=local \
