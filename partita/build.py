@@ -41,7 +41,14 @@ from partita.report.trackers import require_trackers
 from partita.rollout.rollouts import Refill, Retry, Rollouts
 from partita.rollout.workflow import SingleTurn, Workflow
 from partita.run import REFERENCE, Plan, Planned, RunConfig, composed, refuse_untrainable, stage_configs
-from partita.runfolder import CHECKPOINTS, CONFIG, RunFolderError, disk_full_is_readable, new_folder, resume_point
+from partita.runfolder import (
+    CONFIG,
+    RunFolderError,
+    check_start,
+    new_folder,
+    resume_point,
+    told_how_to_go_on,
+)
 from partita.runner import Phase, Run, beside
 from partita.tasks.binding import RewardSetupError
 from partita.tasks.cursor import Cursor
@@ -50,7 +57,7 @@ from partita.tasks.model_reward import ModelReward
 from partita.tasks.prompt import Prompts, carrying, render_prompts
 from partita.tasks.reward import Judge, RewardRuntime
 from partita.tasks.settings import DatasetConfig
-from partita.train.checkpoint import latest_checkpoint, load_checkpoint
+from partita.train.checkpoint import load_checkpoint
 from partita.train.config import ActorConfig, CriticConfig, LearnedModelConfig, RefConfig
 from partita.train.critic import Critic
 from partita.train.learner import Learner
@@ -248,29 +255,6 @@ def build(config: RunConfig, extras: Extras, resume: Path | None = None) -> Iter
             held_out = made.valid_rows is not None
             run.reporter.start(facts_of(run, plan, made.loaded, held_out, notes))
             yield run
-
-
-@contextmanager
-def told_how_to_go_on(folder: Path, command: str, reporter: Reporter) -> Iterator[None]:
-    """A run that cannot go on says how it can: `command`, from its last whole checkpoint."""
-    with disk_full_is_readable(folder, command):
-        try:
-            yield
-        except BaseException:
-            if last := latest_checkpoint(folder / CHECKPOINTS):
-                reporter.console.warn(f"stopped; to go on from {last.name}: {command}")
-            raise
-
-
-def check_start(state: Mapping[str, Any], started: int, path: str) -> None:
-    """Raises RunFolderError where a run goes on from weights that it did not start from: those its adapters are added to, and
-    what its policy is compared with.
-    """
-    if state.get("started", started) != started:  # a run of before has noted none
-        raise RunFolderError(
-            f"actor.path={path} holds other weights than when this run began, and they are still in use (adapters, or the "
-            "reference): put the former ones back, or start a new run"
-        )
 
 
 def _restore(run: Run, state: Mapping[str, Any], source: Path | None) -> None:

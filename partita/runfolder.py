@@ -7,14 +7,15 @@ export_critic/
 from __future__ import annotations
 
 import errno
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from safetensors import SafetensorError
 
 from partita.config import Loaded
+from partita.report.reporter import Reporter
 from partita.run import RunConfig, load_run_config
 from partita.train.checkpoint import latest_checkpoint
 
@@ -91,6 +92,17 @@ def resume_point(folder: Path) -> Path | None:
     return newest
 
 
+def check_start(state: Mapping[str, Any], started: int, path: str) -> None:
+    """Raises RunFolderError where a run goes on from weights that it did not start from: those its adapters are added to, and
+    what its policy is compared with.
+    """
+    if state.get("started", started) != started:  # a run of before has noted none
+        raise RunFolderError(
+            f"actor.path={path} holds other weights than when this run began, and they are still in use (adapters, or the "
+            "reference): put the former ones back, or start a new run"
+        )
+
+
 @contextmanager
 def disk_full_is_readable(folder: Path, command: str) -> Iterator[None]:
     """Raise DiskError where the block fails to write below `folder` for want of space; `command` is what to do then."""
@@ -107,3 +119,15 @@ def _check_is_run(folder: Path) -> None:
         near = sorted(str(path.parent) for path in folder.glob(f"*/{CONFIG}"))
         hint = f"; did you mean {near[-1]}?" if near else ""
         raise RunFolderError(f"{folder} is not a run folder: it has no {CONFIG}{hint}")
+
+
+@contextmanager
+def told_how_to_go_on(folder: Path, command: str, reporter: Reporter) -> Iterator[None]:
+    """A run that cannot go on says how it can: `command`, from its last whole checkpoint."""
+    with disk_full_is_readable(folder, command):
+        try:
+            yield
+        except BaseException:
+            if last := latest_checkpoint(folder / CHECKPOINTS):
+                reporter.console.warn(f"stopped; to go on from {last.name}: {command}")
+            raise

@@ -341,6 +341,7 @@ def test_a_run_that_diverges_ends_and_keeps_its_last_whole_checkpoint(tmp_path: 
     assert all(bool(t.isfinite().all()) for t in load_file(tmp_path / "model" / "model.safetensors").values())
 
 
+@pytest.mark.slow
 def test_weights_that_are_not_finite_are_never_saved(tmp_path: Path, words) -> None:
     saving = call("train", "grpo", *words(checkpoint__freq_steps=1, actor__optimizer__lr=1e38))
     assert saving.code == 1

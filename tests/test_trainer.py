@@ -23,6 +23,8 @@ from partita.runfolder import RunFolderError, run_config_of
 from partita.tasks.dataset import DataError
 from partita.trainer import QUICKSTART, run_async
 
+pytestmark = pytest.mark.slow  # whole runs, one after another
+
 INSTRUCTION = 'Put it within \\boxed{}: it\'s "fine", # not a comment'
 
 

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from partita.algo.reduce import Reduce, SeqMeanTokenMean, TokenMean
-from partita.build import check_start, ended_by, load_policy, recompute, told_how_to_go_on
+from partita.build import ended_by, load_policy, recompute
 from partita.config import ConfigError, Loaded
 from partita.config.errors import Problem
 from partita.config.schema import plain
@@ -42,8 +42,10 @@ from partita.runfolder import (
     CONFIG,
     EXPORT,
     RunFolderError,
+    check_start,
     new_folder,
     resume_point,
+    told_how_to_go_on,
 )
 from partita.tasks.cursor import Cursor
 from partita.tasks.offline_rows import (

@@ -254,6 +254,7 @@ def paths(section: Any = AlgorithmKeys, prefix: str = "") -> Iterator[str]:
             yield from paths(below, f"{prefix}{item.name}.")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("path", "context", "values"), list(cases()))
 def test_each_value_gives_other_numbers_than_every_other(path, context, values):
     found = {}

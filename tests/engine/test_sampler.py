@@ -28,6 +28,7 @@ def _frequencies(logits, sampling, n=20_000, generated=0):
 LOGITS = np.log(PROBABILITIES)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("sampling", "expected"),
     [

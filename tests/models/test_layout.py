@@ -219,6 +219,7 @@ def test_weights_are_kept_for_the_backward_pass_only_where_they_are_fewer_number
     assert kept == []
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
 @pytest.mark.parametrize(("window", "softcap"), [(None, None), (6, None), (None, 2.0), (1, 2.0)])
 def test_flex_attention_with_our_mask_equals_plain_masked_attention(window, softcap):

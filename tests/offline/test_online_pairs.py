@@ -83,6 +83,7 @@ def test_a_step_without_a_pair_moves_nothing(config, tmp_path: Path) -> None:
     assert all("optimizer_steps" not in line for line in lines)
 
 
+@pytest.mark.slow
 def test_adapters_off_are_the_reference(config) -> None:
     given = json.loads(config().read_text())
     actor = given["actor"] | {"lora": {"rank": 4}}

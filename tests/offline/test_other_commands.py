@@ -5,6 +5,9 @@ from offline_runs import ROWS, finished, folder_of, settings, written
 from running import call
 
 
+pytestmark = pytest.mark.slow  # whole runs, one after another
+
+
 @pytest.fixture(scope="module", params=["sft", "rm", "dpo"])
 def run(request, tmp_path_factory, model_folder):
     """The command, and the folder of a finished run of it."""

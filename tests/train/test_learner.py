@@ -81,6 +81,7 @@ def test_first_step_descends_the_advantage_weighted_gradient() -> None:
     assert torch.allclose(sum(seen), want, atol=1e-9)  # type: ignore[arg-type]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in PRESETS if name not in CRITIC])
 @pytest.mark.parametrize("split", ["groups", "spread"])
 def test_weights_after_a_step_do_not_depend_on_the_token_budget(name: str, split: str) -> None:

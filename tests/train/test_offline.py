@@ -55,6 +55,7 @@ def made(name: str, budget: int = 4096, **optimizer):
     return learner_of(model, objective, budget, reference, **optimizer), items
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", OBJECTIVES)
 def test_weights_and_metrics_do_not_depend_on_the_token_budget(name) -> None:
     outcomes = []

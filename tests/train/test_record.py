@@ -110,6 +110,7 @@ def test_streams_are_in_the_minibatch_s_order_whatever_the_micro_batches():
         assert torch.allclose(current.entropy_T, found[0].entropy_T, atol=1e-12)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in PRESETS if keys_of(name).credit != "gae"])
 @pytest.mark.parametrize(
     "changes", [{}, {"kl_loss_coef": 0.0, "kl_ctl": 0.0, "adaptive_entropy": None}], ids=["whole", "bare"]
