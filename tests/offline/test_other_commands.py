@@ -4,7 +4,6 @@ import pytest
 from offline_runs import ROWS, finished, folder_of, settings, written
 from running import call
 
-
 pytestmark = pytest.mark.slow  # whole runs, one after another
 
 
