@@ -16,7 +16,7 @@ demo: $(READY)  ## set up, then train SmolLM2-135M by GRPO on a built-in task, w
 test: $(READY)  ## every test except the minutes-long trainings
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not long" -n 2
 
-check: $(READY)  ## lint, types, floors, fast tests: about a minute and a half
+check: $(READY)  ## lint, types, floors, fast tests: under two minutes
 	$(BIN)/ruff check partita tests examples scripts benchmarks
 	$(BIN)/ruff format --check partita tests examples scripts benchmarks
 	$(BIN)/pyright --pythonpath $(BIN)/python
