@@ -7,7 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
+from partita.offline.build import load_data, load_model
 from partita.offline.config import load_offline_config
 from partita.run import composed, load_run_config
 from partita.tasks.binding import bind_all
@@ -141,6 +143,17 @@ def test_configs_of_data_load(name, data):
     config = load_offline_config(name, FOLDER / f"{name}.yaml").value
     assert config.experiment_name == "rlhf" and config.trial_name == name
     assert (data / Path(config.train_dataset.path).name).is_file()
+
+
+@pytest.mark.parametrize("name", ["sft", "rm", "dpo"])
+def test_the_quick_road_has_rows_to_learn_and_rows_held_out(name, data, model_folder):
+    file = data / ("sft.jsonl" if name == "sft" else "preferences_train.jsonl")
+    places = [f"actor.path={model_folder}", f"train_dataset.path={file}"]
+    if name != "sft":
+        places.append(f"valid_dataset.path={data / 'preferences_test.jsonl'}")
+    config = load_offline_config(name, FOLDER / f"{name}.yaml", [*places, *road.QUICK[name]]).value
+    found = load_data(config, load_model(config, torch.device("cpu")))
+    assert len(found.items) >= config.train_dataset.batch_size and found.held_out
 
 
 @pytest.mark.parametrize("name", ["ppo", "grpo"])

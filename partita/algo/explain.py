@@ -92,9 +92,15 @@ def explain(what: str | Subject, *, against: str | None = None, markdown: bool =
     keys that exclude each other.
     """
     told = subject(what) if isinstance(what, str) else what
-    lines = [f"# {told.title}", ""] if markdown else [told.title, "=" * len(told.title), ""]
-    for chapter in chapters(told, against):
-        lines += chapter.markdown() if markdown else chapter.text()
+    return page(told.title, chapters(told, against), markdown=markdown)
+
+
+def page(title: str, told: Iterable[Chapter], *, markdown: bool) -> list[str]:
+    """Lines: the title, then every chapter that has rows."""
+    lines = [f"# {title}", ""] if markdown else [title, "=" * len(title), ""]
+    for chapter in told:
+        if chapter.rows:
+            lines += chapter.markdown() if markdown else chapter.text()
     return lines[:-1]
 
 

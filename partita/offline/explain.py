@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from partita.algo.bradley import BradleyTerry
-from partita.algo.explain import Chapter, yaml
+from partita.algo.explain import Chapter, page, yaml
 from partita.algo.objective import Row, first_sentence
 from partita.algo.pairwise import Kto, PairLoss
 from partita.algo.unified import METHODS
@@ -49,11 +49,7 @@ def explained(title: str, config: OfflineConfig, *, markdown: bool = False) -> l
         Chapter("Source", tuple(_source(config))),
         Chapter("Keys", tuple(_given(plain(config)))),
     ]
-    lines = [f"# {title}", ""] if markdown else [title, "=" * len(title), ""]
-    for chapter in chapters:
-        if chapter.rows:
-            lines += chapter.markdown() if markdown else chapter.text()
-    return lines[:-1]
+    return page(title, chapters, markdown=markdown)
 
 
 def _dpo(config: OfflineConfig) -> PreferenceLossConfig:
