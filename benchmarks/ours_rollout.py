@@ -11,10 +11,10 @@ from dataclasses import asdict
 
 from workers import Desk
 
-from partita.build import open_engine
 from partita.engine.api import Draw, Request, Sampling
 from partita.engine.local import LocalEngine
 from partita.run import load_run_config
+from partita.run_models import open_engine
 from partita.trainer import QUICKSTART
 
 SLOTS = 128

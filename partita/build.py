@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from transformers import PreTrainedTokenizerBase
@@ -22,43 +22,35 @@ from partita.config.schema import plain
 from partita.engine.config import compute_dtype
 from partita.engine.local import LocalEngine
 from partita.evals.evaluate import Evaluator
+from partita.evals.measures import Measures
 from partita.evals.plan import EvalPlan
 from partita.extras import Extras, Rewards
 from partita.facts import facts_of
-from partita.models.adapters import started_at_zero
-from partita.models.load import LoadedModel, find_stop_ids, load_causal_lm, load_tokenizer
-from partita.models.lora import add_adapters, base_view, require_peft
-from partita.models.packed import PackedModel, cast_copy, fingerprint, weights
-from partita.models.reference import check_reference
-from partita.models.scoring import is_scorer, load_scorer, load_value_model
-from partita.models.selfcheck import decoding_copy
-from partita.ops.memory import keep_freed_memory
+from partita.models.load import LoadedModel
+from partita.models.lora import require_peft
+from partita.models.packed import fingerprint, weights
 from partita.records import Group
 from partita.report.metrics import Timer
 from partita.report.reporter import Reporter, RunFacts
 from partita.report.sinks import write_atomic
 from partita.report.trackers import require_trackers
+from partita.rollout.rollouts import Prompts as PromptSource
 from partita.rollout.rollouts import Refill, Retry, Rollouts
 from partita.rollout.workflow import SingleTurn, Workflow
 from partita.run import REFERENCE, Plan, Planned, RunConfig, composed, refuse_untrainable, stage_configs
-from partita.runfolder import (
-    CONFIG,
-    RunFolderError,
-    check_start,
-    new_folder,
-    resume_point,
-    told_how_to_go_on,
-)
+from partita.run_models import make_critic, make_reference, open_engine, open_judge, recompute
+from partita.runfolder import CONFIG, RunFolderError, check_start, new_folder, resume_point, told_how_to_go_on
 from partita.runner import Phase, Run, beside
 from partita.tasks.binding import RewardSetupError
-from partita.tasks.cursor import Cursor
 from partita.tasks.dataset import DataError, TaskRows, load_rows, task_of
-from partita.tasks.model_reward import ModelReward
-from partita.tasks.prompt import Prompts, carrying, render_prompts
-from partita.tasks.reward import Judge, RewardRuntime
+from partita.tasks.order import in_order
+from partita.tasks.prompt import Prompts, Sieve, carrying, render_prompts
+from partita.tasks.rates import PassRates
+from partita.tasks.rendering import rendering_of
+from partita.tasks.reward import RewardRuntime, TrainerState
 from partita.tasks.settings import DatasetConfig
+from partita.tasks.stream import Stream, load_head
 from partita.train.checkpoint import load_checkpoint
-from partita.train.config import ActorConfig, CriticConfig, LearnedModelConfig, RefConfig
 from partita.train.critic import Critic
 from partita.train.learner import Learner
 
@@ -93,11 +85,13 @@ def ended_by(close: Callable[[], None]) -> Iterator[None]:
 def stage(config: RunConfig, rewards: Rewards = (), held_out_only: bool = False) -> Iterator[Stage]:
     """Read the data first, then rewards, then the model: mistakes show before the slow part."""
     held_out = valid_section(config)
-    valid = None if held_out is None else load_rows(held_out, seed=config.seed, section="valid_dataset")
-    rows = valid if held_out_only else load_rows(config.train_dataset, seed=config.seed)
+    kept = config.valid_dataset is None and config.train_dataset.held_out > 0
+    valid = None if held_out is None else load_rows(held_out, seed=config.seed, section="valid_dataset", held_out=kept)
+    rows = valid if held_out_only else _train_rows(config)
     if rows is None:
         raise RunFolderError(
-            f"no held-out rows: train_dataset.path={config.train_dataset.path} has no test split of its own; set valid_dataset"
+            f"no held-out rows: train_dataset.path={config.train_dataset.path} has no test split of its own; set valid_dataset, "
+            "or train_dataset.held_out"
         )
     reward = replace(config.reward, functions=[]) if rewards else config.reward  # what Python hands in wins
     own = () if reward.model else rows.functions  # whoever names a model wants its score, and what else they name
@@ -112,98 +106,50 @@ def stage(config: RunConfig, rewards: Rewards = (), held_out_only: bool = False)
         loaded, engine, device = open_engine(config)
         with ended_by(engine.close):
             if reward.model is not None:
-                scorer.judge, more = _judge(config, reward.model, loaded, device)
+                scorer.judge, more = open_judge(config, reward.model, loaded, device)
                 notes = (*notes, *more)
             yield Stage(replace(rows, notes=(*rows.notes, *notes)), valid, scorer, loaded, engine, device)
 
 
-def _judge(config: RunConfig, path: str, policy: LoadedModel, device: torch.device) -> tuple[Judge, tuple[str, ...]]:
-    """The reward model, in the precision that the device is fast in, and what to tell of it."""
-    model = load_scorer(
-        path, dtype=compute_dtype("auto", device), device=device, trust_remote_code=config.actor.trust_remote_code,
-        normalise=config.reward.model_normalise,
-    )  # fmt: skip
-    judge = ModelReward(model, policy.tokenizer)
-    return judge, tuple(f"reward model {path}: {note}" for note in (*model.notes, *judge.notes))
-
-
-class Trained(Protocol):
-    """What a config says about the model that is trained, whatever it learns."""
-
-    @property
-    def actor(self) -> ActorConfig | LearnedModelConfig:
-        """Its section."""
-        ...
-
-    @property
-    def tokenizer_path(self) -> str | None:
-        """Another tokenizer than its own."""
-        ...
-
-    @property
-    def seed(self) -> int:
-        """Of adapters."""
-        ...
-
-
-def load_policy(config: Trained, device: torch.device) -> LoadedModel:
-    """The model `actor.path` in float32, with adapters if it has any. A tokenizer of `tokenizer_path` adds the ids that end its
-    completions.
-    """
-    actor, path = config.actor, config.tokenizer_path
-    trust = actor.trust_remote_code
-    other = None if path in (None, actor.path) else load_tokenizer(path, trust)  # first: it is the quick part
-    loaded = load_causal_lm(actor.path, dtype=torch.float32, trust_remote_code=trust, device=device)
-    if actor.lora is not None:
-        add_adapters(loaded.model, actor.lora, config.seed)
-    if other is None:
-        return loaded
-    return replace(loaded, tokenizer=other, stop_ids=tuple(sorted({*loaded.stop_ids, *find_stop_ids(other, ())})))
-
-
-def open_engine(config: RunConfig) -> tuple[LoadedModel, LocalEngine, torch.device]:
-    """The policy in float32, and an engine that decodes in its own precision: over weights of its own, or over the policy's
-    modules where these can serve both. On a CPU the process keeps freed memory from here on.
-    """
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    if device.type == "cpu":
-        keep_freed_memory()
-    loaded = load_policy(config, device)
-    # modules that recompute their activations in training cannot decode with a cache meanwhile
-    turns = config.rollout.max_head_offpolicyness == 0 and config.rollout.policy == "newest"
-    alone = turns and not config.actor.gradient_checkpointing
-    sampler, note = decoding_copy(
-        loaded.model, compute_dtype(config.rollout.dtype, device), alone=alone, compiled=config.rollout.compile
-    )
-    engine = LocalEngine(
-        sampler, loaded.tokenizer, slots=config.rollout.max_concurrent_rollouts, context=loaded.context,
-        prefill_tokens=config.rollout.prefill_tokens,
-    )  # fmt: skip
-    return replace(loaded, notes=(*loaded.notes, note)), engine, device
+def _train_rows(config: RunConfig) -> TaskRows:
+    """The rows to train on; of a source that is read as it goes, the first of them."""
+    section = config.train_dataset
+    return load_head(section) if section.streaming else load_rows(section, seed=config.seed)
 
 
 def valid_section(config: RunConfig) -> DatasetConfig | None:
-    """The held-out rows: `valid_dataset`, else the test split of a task. Raises DataError."""
+    """The held-out rows: `valid_dataset`, else what `train_dataset.held_out` keeps, else the test split of a task. Raises
+    DataError.
+    """
     train = config.train_dataset
     if config.valid_dataset is not None:
         return config.valid_dataset
+    if train.held_out > 0:
+        return train
     try:
         task = None if train.path is None else task_of(train.path)
     except DataError as error:
         raise DataError(f"train_dataset: {error}") from error
-    return None if task is None else replace(train, split="test", size=None, shuffle=False)
+    return None if task is None else train.read_alike(split="test", where=train.where)
 
 
-def prompts_of(config: RunConfig, rows: TaskRows, section: DatasetConfig, loaded: LoadedModel, name: str) -> Prompts:
-    """Render rows so that every prompt leaves room for a whole response, also for the longest of all stages."""
-    reserve = longest(config)
-    return render_prompts(rows.rows, loaded.tokenizer, section, context=loaded.context, reserve=reserve, section=name)
+def prompts_of(
+    config: RunConfig,
+    rows: TaskRows,
+    section: DatasetConfig,
+    loaded: LoadedModel,
+    name: str,
+    reserve: int | None = None,
+) -> Prompts:
+    """Render rows so that every prompt leaves room for a whole response: `reserve` tokens, or as the longest of all stages."""
+    room = longest(config) if reserve is None else reserve
+    return render_prompts(rows.rows, loaded.tokenizer, section, context=loaded.context, reserve=room, section=name)
 
 
 def saved_tokenizer(config: RunConfig, loaded: LoadedModel) -> PreTrainedTokenizerBase:
     """What lies beside an exported model: its template shows prompts as training did."""
     section = config.train_dataset
-    return carrying(loaded.tokenizer, section.chat_template, section.chat_template_kwargs)
+    return carrying(loaded.tokenizer, section.chat_template, section.chat_template_kwargs, section.prefill)
 
 
 def longest(config: RunConfig) -> int:
@@ -228,7 +174,7 @@ def build(config: RunConfig, extras: Extras, resume: Path | None = None) -> Iter
         prompts = prompts_of(config, made.train_rows, config.train_dataset, made.loaded, "train_dataset")
         steps = _total_steps(plan, len(prompts.prompts))
         workflow = extras.workflow or SingleTurn()
-        critic = _critic(config, made, steps) if "values" in plan.needs else None
+        critic = make_critic(config, made.loaded, made.device, steps) if "values" in plan.needs else None
         learner = _learner(config, made, steps, plan.needs, critic)
         others = beside(critic, learner, config.ref)
         starting, started = _starting(config, learner), fingerprint(learner.model)
@@ -243,6 +189,7 @@ def build(config: RunConfig, extras: Extras, resume: Path | None = None) -> Iter
             critic, _eval_plan(config, made, workflow), extras.names, tuple(sorted(made.scorer.names)), starting=starting,
             started=started,
         )  # fmt: skip
+        made.scorer.follow(lambda: TrainerState(run.rollouts.version, steps))
         if state:
             if learner.reference is not None or config.actor.lora is not None:
                 check_start(state, started, config.actor.path)
@@ -268,7 +215,7 @@ def _restore(run: Run, state: Mapping[str, Any], source: Path | None) -> None:
 
 def _learner(config: RunConfig, made: Stage, steps: int, needs: frozenset[str], critic: Critic | None) -> Learner:
     model = made.loaded.model
-    reference = _reference(config, made, needs) if needs & REFERENCE else None
+    reference = make_reference(config, made.loaded, made.device, needs) if needs & REFERENCE else None
     if config.actor.gradient_checkpointing:
         recompute(model)
     return Learner(
@@ -285,63 +232,26 @@ def _starting(config: RunConfig, learner: Learner) -> dict[str, torch.Tensor]:
     return {name: weight.clone() for name, weight in weights(learner.model)}
 
 
-def recompute(model: PackedModel) -> None:
-    """Let the backward passes of a model compute its activations again instead of keeping them."""
-    model.lm.activation_checkpointing_enable()
-    model.train()  # the families recompute in training mode only; every dropout is off
-
-
-def _critic(config: RunConfig, made: Stage, steps: int) -> Critic:
-    """The policy with a value head, or a model of its own: the starting policy's weights, or others."""
-    section, path = config.critic or CriticConfig(), config.critic.path if config.critic else None
-    trust = config.actor.trust_remote_code
-    if section.shared:
-        model = made.loaded.model
-    elif path in (None, config.actor.path):
-        model = cast_copy(made.loaded.model, torch.float32)
-    elif is_scorer(path, trust):
-        model = load_value_model(path, made.loaded.tokenizer, device=made.device, trust_remote_code=trust)
-    else:
-        loaded = load_causal_lm(path, dtype=torch.float32, trust_remote_code=trust, device=made.device)
-        check_reference(made.loaded, loaded, whole_vocabulary=False)
-        model = loaded.model
-    if model.value_head is None:
-        model.add_value_head()
-    if section.lora is not None:
-        add_adapters(model, section.lora, config.seed)
-    if section.gradient_checkpointing and not section.shared:
-        recompute(model)
-    dtype = compute_dtype(config.actor.dtype if section.shared else section.dtype, made.device)
-    return Critic(model, section, dtype, steps, config.seed, config.actor.max_nonfinite_steps)
-
-
-def _reference(config: RunConfig, made: Stage, needs: frozenset[str]) -> PackedModel:
-    """The frozen starting policy, or another model, in its own precision. Where adapters began at zero the policy without
-    them is that starting policy, and takes no memory.
-    """
-    section, lora = config.ref or RefConfig(), config.actor.lora
-    dtype, path = compute_dtype(section.dtype, made.device), section.path
-    if path in (None, config.actor.path):
-        if lora is not None and started_at_zero(lora) and section.refresh_steps is None:
-            return base_view(made.loaded.model)
-        model = cast_copy(made.loaded.model, dtype)
-    else:
-        trust = config.actor.trust_remote_code
-        loaded = load_causal_lm(path, dtype=dtype, trust_remote_code=trust, device=made.device)
-        check_reference(made.loaded, loaded, whole_vocabulary="kl_full_ref" in needs)
-        model = loaded.model
-    return (model.to("cpu") if section.offload else model).requires_grad_(False).eval()
-
-
 def rollouts_of(config: RunConfig, made: Stage, workflow: Workflow, prompts: Prompts) -> Rollouts:
     """What a stage sets (filter, retries, sizes) is put in place when it begins."""
     epochs = config.total_train_epochs if config.total_train_steps is None else None
+    sampling = config.actor.dynamic_sampling
     return Rollouts(
-        made.engine, workflow, Cursor(prompts.prompts, config.seed, config.train_dataset.shuffle), made.scorer,
+        made.engine, workflow, _source_of(config, made, prompts), made.scorer,
         config.gconfig.sampling(made.loaded.stop_ids), config.gconfig.n_samples, config.seed,
         max_error_share=config.reward.max_error_share,
         prompt_limit=None if epochs is None else epochs * len(prompts.prompts), judge=made.scorer.judge,
+        rates=PassRates(1.0 if sampling is None else sampling.correct_threshold),
     )  # fmt: skip
+
+
+def _source_of(config: RunConfig, made: Stage, prompts: Prompts) -> PromptSource:
+    """What prompts are drawn from. `prompts`: all of them, unless they are read as the run goes."""
+    section = config.train_dataset
+    if not section.streaming:
+        return in_order(prompts.prompts, section, config.seed)
+    sieve = Sieve(rendering_of(made.loaded.tokenizer, section), section, made.loaded.context, longest(config))
+    return Stream(section, sieve, config.seed)
 
 
 def _part_weights(config: RunConfig, scorer: RewardRuntime) -> tuple[float, ...]:
@@ -385,11 +295,11 @@ def _eval_plan(config: RunConfig, made: Stage, workflow: Workflow) -> EvalPlan |
     section = valid_section(config)
     if config.evaluator.freq_steps is None or section is None or made.valid_rows is None:
         return None
-    rendered = prompts_of(config, made.valid_rows, section, made.loaded, "valid_dataset")
-    sampling = replace(
-        config.gconfig.sampling(made.loaded.stop_ids),
-        max_new_tokens=longest(config),
-        temperature=config.evaluator.temperature,
-    )
+    asked, measures = config.evaluator, Measures.of(config.evaluator, made.scorer.names)
+    room = max(longest(config), asked.max_new_tokens or 0)
+    rendered = prompts_of(config, made.valid_rows, section, made.loaded, "valid_dataset", reserve=room)
+    prompts = rendered.prompts[: asked.n_prompts]
+    measures.check(prompts)
+    usual = replace(config.gconfig.sampling(made.loaded.stop_ids), max_new_tokens=longest(config))
     evaluator = Evaluator(made.engine, workflow, made.scorer, config.seed, made.scorer.judge)
-    return EvalPlan(evaluator, rendered.prompts[: config.evaluator.n_prompts], sampling)
+    return EvalPlan(evaluator, prompts, asked.sampling(usual), measures)

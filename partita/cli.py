@@ -1,4 +1,4 @@
-"""The command line: `partita train | sft | rm | dpo | generate | eval | config | export | explain | replay`.
+"""The command line: `partita train | sft | rm | dpo | data | generate | eval | config | export | explain | replay`.
 
 A mistake of the user's ends with one readable message and exit code 2; a run that cannot go on, with code 1.
 """
@@ -18,17 +18,23 @@ import typer
 from partita.algo.explain import Subject, explain
 from partita.algo.presets import PRESETS
 from partita.config import ConfigError, Loaded
+from partita.config.document import dump
 from partita.config.errors import Problem, near_value
 from partita.config.schema import plain
-from partita.evals.estimators import paired_difference
-from partita.evals.evaluate import Evaluation
+from partita.evals.config import asked_for
+from partita.evals.show import Evaluated, comparisons, headline, rows_of
+from partita.evals.show import document as document_of_evaluation
+from partita.evals.show import lines_of as lines_of_evaluation
 from partita.extras import brought_to
+from partita.look import Request as LookRequest
+from partita.look import look
 from partita.models.load import ModelLoadError
 from partita.models.lora import AdapterError, MissingPeftError
 from partita.models.selfcheck import ModelRefused
 from partita.offline.build import build as build_offline
 from partita.offline.config import KINDS, command_of, load_offline_config
 from partita.offline.explain import explained
+from partita.offline.look import look_at_rows
 from partita.offline.run import train as train_offline
 from partita.player import complete, export_run
 from partita.player import evaluate as evaluate_model
@@ -128,6 +134,31 @@ def config(target: Annotated[str, typer.Argument(help="a YAML file or a preset")
 
 
 @app.command()
+def data(
+    target: Annotated[str, typer.Argument(help="a YAML file, a preset, a file of rows, a task or a data set name")],
+    overrides: Overrides = None,
+    model: Annotated[str | None, typer.Option(help="whose tokenizer and template; default: the config's")] = None,
+    kind: Annotated[str, typer.Option(help="of a file of rows: train (prompts), sft, rm or dpo")] = "train",
+    rows: Annotated[int, typer.Option(min=0, help="rows to show in full")] = 3,
+    score: Annotated[int, typer.Option(min=0, help="rows whose gold answers the reward is asked about")] = 100,
+    held_out: Annotated[bool, typer.Option("--held-out", help="the rows that are evaluated on")] = False,
+) -> None:
+    """What a run would see of its data: rows, lengths, prompts as text and ids, and what the reward says to gold answers."""
+    words = [*([f"actor.path={model}", "tokenizer_path=null"] if model else []), *(overrides or [])]
+    if kind not in ("train", *KINDS):
+        raise ConfigError(
+            [Problem("--kind", f"{kind!r} is none of train, {', '.join(KINDS)}.{near_value(kind, KINDS)}")]
+        )
+    if (known := _kind_on_data(target)) or kind != "train":
+        look_at_rows(load_offline_config(known or kind, target, words).value, rows, held_out, typer.echo)
+        return
+    named = target in PRESETS or target.endswith((".yaml", ".yml"))
+    path = f"train_dataset.path={dump(target)}"
+    loaded = _load(target, words) if named else load_run_config([QUICKSTART], [path, *words])
+    look(loaded.value, LookRequest(rows, score, held_out), typer.echo)
+
+
+@app.command()
 def generate(
     model: Annotated[str, typer.Argument(help="a run folder, a model folder or a name")],
     prompt: Annotated[str, typer.Option(help="what the user says")],
@@ -147,34 +178,86 @@ def generate(
 @app.command(name="eval")
 def evaluate(
     model: Annotated[str, typer.Argument(help="a run folder, a model folder or a name")],
+    other: Annotated[str | None, typer.Argument(help="another one, to compare with on the same prompts")] = None,
     task: Annotated[
         str | None, typer.Option(help="built-in task, data file or dataset; a run folder has its own")
     ] = None,
     reward: Annotated[str | None, typer.Option(help="reward function; the task's own if not given")] = None,
     n: Annotated[int, typer.Option(min=1, help="held-out prompts")] = 200,
-    samples: Annotated[int, typer.Option(min=1, help="samples per prompt")] = 1,
-    temperature: Annotated[float | None, typer.Option(min=0, help="default: 0 (greedy) for 1 sample, else 1")] = None,
+    samples: Annotated[
+        int | None, typer.Option(min=1, help="samples per prompt; the largest k, else the run's")
+    ] = None,
+    k: Annotated[str | None, typer.Option(help="of pass@k and maj@k, as 1,4,16")] = None,
+    temperature: Annotated[
+        float | None, typer.Option(min=0, help="default: the run's; 0 (greedy) is for 1 sample")
+    ] = None,
+    top_p: Annotated[float | None, typer.Option(min=0, max=1, help="default: the run's")] = None,
+    max_new_tokens: Annotated[int | None, typer.Option(min=1, help="default: the run's")] = None,
+    seed: Annotated[int | None, typer.Option(min=0, help="of the samples; default: the run's")] = None,
+    by: Annotated[str | None, typer.Option(help="a column, to tell of each of its values")] = None,
+    correct_by: Annotated[str | None, typer.Option(help="the part of the reward that says what is right")] = None,
+    answer_of: Annotated[
+        str | None, typer.Option(help="what votes in maj@k: math, number, choice, text, ... or path/file.py:function")
+    ] = None,
     compare: Annotated[bool, typer.Option(help="also the model the run started from, and the difference")] = False,
+    json: Annotated[Path | None, typer.Option(help="write all figures to this file, each prompt's too")] = None,
+    save: Annotated[Path | None, typer.Option(help="write all samples to this file, a line of JSON each")] = None,
     overrides: Annotated[list[str] | None, typer.Option("--set", help="config key=value")] = None,
 ) -> None:
-    """Mean reward on held-out prompts, with its 95 % interval."""
+    """Reward, avg@k, pass@k and maj@k on held-out prompts, with 95 % intervals; of two models also how they differ."""
+    if absent := [file for file in (json, save) if file is not None and not file.parent.is_dir()]:
+        raise RunFolderError(f"{absent[0]} cannot be written: there is no folder {absent[0].parent}")
+    config = _eval_config(model, task, reward, overrides or [])
+    beside = _beside(config, model, other, compare)
+    given = {
+        "n_prompts": n, "n_samples": samples, "k": k, "temperature": temperature,
+        "top_p": top_p, "max_new_tokens": max_new_tokens, "by": by, "correct_by": correct_by, "answer_of": answer_of,
+    }  # fmt: skip
+    settings, found = asked_for(config.evaluator, given), list[Evaluated]()
+    for one in [config, *beside]:
+        evaluated, asked = evaluate_model(one, settings, seed)
+        typer.echo(headline(evaluated, asked))
+        found.append(evaluated)
+        if save is not None:  # before anything can go wrong with a second model
+            _write(save, "".join(strict_json(row) + "\n" for row in rows_of(found, asked.measures)))
+    compared = comparisons(found)
+    typer.echo("\n".join(lines_of_evaluation(found, compared, asked.measures)))
+    for note in dict.fromkeys(note for one in found for note in one.summary.notes):
+        typer.echo(f"warning: {note}", err=True)
+    if json is not None:
+        _write(json, strict_json(document_of_evaluation(found, compared, asked)) + "\n")
+
+
+def _eval_config(model: str, task: str | None, reward: str | None, overrides: list[str]) -> RunConfig:
+    """The config of the model's run, or the quickstart's, with the data and the reward of the command line."""
     _check_reward(Path(model), reward)
-    words = [f"evaluator.n_prompts={n}", *(overrides or [])]
-    words += [f"reward.functions=[{reward}]", "reward.weights=null", "reward.model=null"] if reward else []
-    config = _load("", words, model).value
-    if task is not None:  # read as the training rows are: columns, template, instruction
-        config = replace(config, valid_dataset=replace(config.train_dataset, path=task, split="test", size=None))
+    only = (
+        [f"reward.functions=[{reward}]", "reward.weights=null", "reward.model=null", "~reward.options"]
+        if reward
+        else []
+    )
+    config = _load("", [*overrides, *only], model).value
+    if task is None:
+        return config
+    # read as the training rows are: columns, template, instruction
+    alike = config.train_dataset.read_alike(path=task, split="test")
+    train = replace(config.train_dataset, held_out=0.0)  # whose rows are not asked for
+    return replace(config, train_dataset=train, valid_dataset=alike)
+
+
+def _beside(config: RunConfig, model: str, other: str | None, compare: bool) -> list[RunConfig]:
+    """The config of what the model is compared with: the same prompts, samples and rewards."""
+    if compare and other is not None:
+        raise ConfigError(
+            [Problem("--compare", f"is with the model that the run started from, and {other} is given as well")]
+        )
     if compare:
         _check_sampled(Path(model))
-    start = run_config_of(Path(model), []).value if compare else None
-    heat = temperature if temperature is not None else 0.0 if samples == 1 else 1.0
-    after = _evaluate(config, samples, heat)
-    if start is not None:
-        actor = replace(config.actor, path=start.actor.path)
-        before = _evaluate(replace(config, actor=actor, tokenizer_path=start.tokenizer_path), samples, heat)
-        both = [uid for uid in before.rewards if uid in after.rewards]  # a prompt whose reward failed has no pair
-        pairs = ({uid: found.rewards[uid] for uid in both} for found in (before, after))
-        typer.echo(f"difference on the same prompts: {paired_difference(*pairs)}")
+    elif other is None:
+        return []
+    start = run_config_of(Path(model), []).value if other is None else _load("", [], other).value
+    actor = replace(config.actor, path=start.actor.path)
+    return [replace(config, actor=actor, tokenizer_path=start.tokenizer_path)]
 
 
 @app.command()
@@ -320,15 +403,6 @@ def _check_reward(model: Path, reward: str | None) -> None:
     if brought.workflow:
         workflow = f"{model} was trained with the workflow {brought.workflow}"
         typer.echo(f"warning: {workflow}; this samples one completion of each prompt", err=True)
-
-
-def _evaluate(config: RunConfig, samples: int, temperature: float) -> Evaluation:
-    result = evaluate_model(config, samples, temperature)
-    how = "greedy" if temperature == 0 else f"temperature {temperature:g}"
-    many = f"{samples} samples each, " if samples > 1 else ""
-    failed = f", {result.errors} samples could not be scored" if result.errors else ""
-    typer.echo(f"{config.actor.path}: {result.mean} on {len(result.groups)} held-out prompts, {many}{how}{failed}")
-    return result
 
 
 @contextmanager

@@ -13,15 +13,19 @@ from pathlib import Path
 
 import torch
 
-from partita.build import ended_by, load_policy, longest, open_engine, prompts_of, saved_tokenizer, stage, valid_section
+from partita.build import ended_by, longest, prompts_of, saved_tokenizer, stage, valid_section
 from partita.engine.api import Draw, Request
-from partita.evals.evaluate import EVAL_STREAM, Evaluation, Evaluator
+from partita.evals.config import EvaluatorConfig
+from partita.evals.evaluate import EVAL_STREAM, Evaluator
+from partita.evals.measures import Measures, summarise
+from partita.evals.show import Asked, Evaluated
 from partita.models.export import export_hf
 from partita.models.load import LoadedModel
 from partita.offline.build import load_model, write_model
 from partita.offline.config import KINDS, command_of, load_offline_config
 from partita.rollout.workflow import SingleTurn
 from partita.run import RunConfig
+from partita.run_models import load_policy, open_engine
 from partita.runfolder import (
     CHECKPOINTS,
     CONFIG,
@@ -48,16 +52,34 @@ def complete(config: RunConfig, words: str, samples: int, temperature: float) ->
         return [future.result().text for future in futures]
 
 
-def evaluate(config: RunConfig, samples: int, temperature: float) -> Evaluation:
-    """Mean reward of the model `actor.path` on the first `evaluator.n_prompts` held-out rows."""
+def evaluate(
+    config: RunConfig, settings: EvaluatorConfig | None = None, seed: int | None = None
+) -> tuple[Evaluated, Asked]:
+    """Sample the model `actor.path` on the first held-out rows and measure; by default as `evaluator` and `seed` of the config
+    say. The rows are those of the config's seed in any case.
+    """
+    settings, seed = settings or config.evaluator, config.seed if seed is None else seed
+    config = _with_room(config, settings.max_new_tokens)
     with stage(config, held_out_only=True) as made:
         section = valid_section(config)
         assert section is not None and made.valid_rows is not None, "stage refuses a config without held-out rows"
-        prompts = prompts_of(config, made.valid_rows, section, made.loaded, "valid_dataset").prompts
-        sampling = config.gconfig.sampling(made.loaded.stop_ids)
-        sampling = replace(sampling, max_new_tokens=longest(config), temperature=temperature)
-        evaluator = Evaluator(made.engine, SingleTurn(), made.scorer, config.seed, made.scorer.judge)
-        return asyncio.run(evaluator.run(prompts[: config.evaluator.n_prompts], sampling, samples))
+        rendered = prompts_of(config, made.valid_rows, section, made.loaded, "valid_dataset").prompts
+        prompts, measures = rendered[: settings.n_prompts], Measures.of(settings, made.scorer.names)
+        measures.check(prompts)
+        usual = replace(config.gconfig.sampling(made.loaded.stop_ids), max_new_tokens=longest(config))
+        sampling = settings.sampling(usual)
+        evaluator = Evaluator(made.engine, SingleTurn(), made.scorer, seed, made.scorer.judge)
+        evaluation = asyncio.run(evaluator.run(prompts, sampling, settings.n_samples))
+    asked = Asked(str(section.path), section.split, len(prompts), settings.n_samples, sampling, seed, measures)
+    return Evaluated(config.actor.path, evaluation, summarise(evaluation.groups, measures, settings.n_samples)), asked
+
+
+def _with_room(config: RunConfig, tokens: int | None) -> RunConfig:
+    """The config with that many tokens for each response, where it is another number than the run's."""
+    if tokens is None:
+        return config
+    gconfig = replace(config.gconfig, max_new_tokens=tokens, min_new_tokens=min(config.gconfig.min_new_tokens, tokens))
+    return replace(config, gconfig=gconfig, actor=replace(config.actor, max_new_tokens=None), stages=[])
 
 
 def export_run(run: Path, folder: Path, step: int | None) -> Path:

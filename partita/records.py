@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 StopReason = Literal["stop", "length", "abort"]
-Status = Literal["ok", "reward_error"]
+Status = Literal["ok", "reward_error", "not_applicable"]
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,10 @@ class Row:
 
 @dataclass
 class Sample:
-    """One trajectory. Statistics count samples, never rows. `reward` is None exactly when `status` is not "ok"."""
+    """One trajectory. Statistics count samples, never rows. `reward` is None exactly when `status` is not "ok".
+
+    `step_rewards`: (trained token, counted from 0; reward). `notes`: texts that reward functions told.
+    """
 
     rows: list[Row]
     stop_reason: StopReason
@@ -58,6 +61,7 @@ class Sample:
     step_rewards: list[tuple[int, float]] = field(default_factory=list[tuple[int, float]])
     status: Status = "ok"
     error: str = ""
+    notes: dict[str, str] = field(default_factory=dict[str, str])
 
     @property
     def length(self) -> int:

@@ -21,6 +21,7 @@ from partita.config.document import escape
 from partita.config.errors import Problem
 from partita.config.schema import plain
 from partita.engine.config import GenerationConfig, RolloutConfig
+from partita.evals.config import EvaluatorConfig
 from partita.report.config import ReportConfig
 from partita.stages import StageConfig, check_order, flat
 from partita.tasks.dataset import is_hub_name, task_of
@@ -77,16 +78,6 @@ class CheckpointConfig:
 
 
 @dataclass(frozen=True)
-class EvaluatorConfig:
-    """Evaluation on `valid_dataset`. Its random numbers are its own: training is the same with and without it."""
-
-    freq_steps: int | None = key(None, "train steps between evaluations; null evaluates never during training", ge=1)
-    n_prompts: int = key(64, "prompts per evaluation, the first of valid_dataset", ge=1)
-    n_samples: int = key(1, "samples per prompt", ge=1)
-    temperature: float = key(0.0, "sampling temperature; 0 is greedy", ge=0)
-
-
-@dataclass(frozen=True)
 class RunConfig:
     """A training run from data to export."""
 
@@ -137,6 +128,16 @@ class RunConfig:
             )
         if self.total_train_steps is None and self.total_train_epochs is None:
             raise ValueError("total_train_steps and total_train_epochs are both null: set one of them")
+        if self.total_train_steps is None and self.train_dataset.streaming:
+            raise ValueError("train_dataset.streaming: nobody knows how long an epoch is; set total_train_steps")
+        if self.valid_dataset is not None and self.train_dataset.held_out > 0:
+            raise ValueError(
+                f"valid_dataset is set and train_dataset.held_out={self.train_dataset.held_out}: drop one of the two"
+            )
+        if self.valid_dataset is not None and self.valid_dataset.held_out > 0:
+            raise ValueError(
+                f"valid_dataset.held_out={self.valid_dataset.held_out}: all of its rows are held out; leave it 0"
+            )
         check_order(self.stages)
         for index, stage in enumerate(self.stages):
             metric = None if stage.until is None else stage.until.plateau
@@ -276,9 +277,11 @@ def refuse_untrainable(config: RunConfig, plan: Plan, *, own_workflow: bool) -> 
     problems: list[Problem] = []
     for index, stage in enumerate(plan.stages):
         needs, reason = stage.algorithm.needs, ""
-        if "step_rewards" in needs and not own_workflow:
+        given = own_workflow or any(options.steps for options in config.reward.options.values())
+        if "step_rewards" in needs and not given:
             reason = (
-                "process needs rewards of single steps, which only a workflow from Python gives "
+                "process needs rewards of single steps: of a reward function that returns steps "
+                "(+reward.options.<function>.steps=true), or of a workflow from Python "
                 "(PPOTrainer(config).train(workflow=...)); take actor.credit=outcome"
             )
         if reason:
@@ -315,6 +318,8 @@ def without_effect(config: RunConfig, *, needs: frozenset[str], filtered: bool, 
         path = section.path if section is not None else None
         if section is not None and path is not None and (task_of(path) is not None or not is_hub_name(path)):
             found.append((f"{name}.subset", section.subset, None, "only data sets of the hub have one"))
+        if section is not None and not section.streaming:
+            found.append((f"{name}.buffer_rows", section.buffer_rows, 1000, "needs streaming=true"))
     found += _idle_evaluation(config.evaluator, held_out)
     lines = [f"{path} {value}: no effect, {why}" for path, value, default, why in found if value != default]
     lines += _idle_in_step(config)

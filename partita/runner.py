@@ -33,6 +33,7 @@ from partita.replay.saved import saved, setting_of
 from partita.report.metrics import WORK, Metrics, Timer
 from partita.report.records import StepRecord
 from partita.report.reporter import Reporter
+from partita.report.sinks import write_atomic
 from partita.rollout.adaptive import AdaptiveSizes
 from partita.rollout.episodes import RolloutError
 from partita.rollout.rollouts import Refill, Retry, Rollouts, Taken
@@ -40,6 +41,7 @@ from partita.rollout.summary import summarise_taken
 from partita.run import RunConfig
 from partita.runfolder import CHECKPOINTS, CRITIC_EXPORT, EXPORT
 from partita.stages import Progress, carried, changes
+from partita.tasks.rates import FILE as PASS_RATES
 from partita.train.batch import RolloutBatch, collate
 from partita.train.checkpoint import Kept, save_checkpoint
 from partita.train.config import RefConfig
@@ -212,6 +214,8 @@ class Run:
         learner, state = self.learner, self.state_dict(step)
         others = beside(self.critic, learner, self.config.ref)
         save_checkpoint(root, step, learner.model, learner.stepper.optimizer, state, keep, others)
+        if self.rollouts.rates is not None:
+            write_atomic(self.folder / PASS_RATES, self.rollouts.rates.lines().encode())
 
     def state_dict(self, step: int) -> dict[str, Any]:
         """Everything beside tensors that a resumed run needs to go on as if it had not stopped."""
@@ -373,20 +377,21 @@ def beside(critic: Critic | None, learner: Learner, ref: RefConfig | None) -> di
 def _with_parts(rollout: RolloutBatch, names: Sequence[str]) -> Batch:
     """The batch with one column for each reward function; what else a workflow or a function reported is no part of it.
 
-    Raises RolloutError where the samples lack one.
+    NaN where a function does not apply to a sample. Raises RolloutError for a sample that has no part of any of them.
     """
-    batch = rollout.batch
-    if batch.parts_SR is not None and set(names) <= set(rollout.part_names):
-        columns = [rollout.part_names.index(name) for name in names]
-        return batch.with_(parts_SR=batch.parts_SR[:, columns])
-    if bool(batch.valid_S.any()):
-        missing = sorted(set(names) - set(rollout.part_names))
+    batch, known = rollout.batch, rollout.part_names
+    missing = _nan(batch.samples)  # of a function that applies to no sample of the step
+    columns = [
+        missing if batch.parts_SR is None or name not in known else batch.parts_SR[:, known.index(name)]
+        for name in names
+    ]
+    parts_SR = torch.stack(columns, 1)
+    if bool((torch.isnan(parts_SR).all(1) & batch.valid_S).any()):
         raise RolloutError(
-            f"actor.reward_norm_per_part=true normalises {', '.join(names)} one by one, and the samples' parts have no "
-            f"{', '.join(missing)} (they have: {', '.join(rollout.part_names) or 'none'}). A workflow must keep the parts that "
-            "episode.score gives"
+            f"actor.reward_norm_per_part=true normalises {', '.join(names)} one by one, and a sample's parts have none of "
+            f"them (there are: {', '.join(known) or 'none'}). A workflow must keep the parts that episode.score gives"
         )
-    return batch.with_(parts_SR=_nan(batch.samples, len(names)))
+    return batch.with_(parts_SR=parts_SR)
 
 
 def _nan(*shape: int) -> torch.Tensor:

@@ -39,10 +39,8 @@ def measure(name: str, seed: int, prompts: int, out: Path) -> dict[str, object]:
         history = read_metrics(run / "metrics.jsonl")
         explained = [record.metrics.get("critic/explained_variance") for record in history]
         rewards = [record.metrics["reward/mean"] for record in history]
-        before = evaluate(config, samples=1, temperature=0.0)
-        after = evaluate(
-            replace(config, actor=replace(config.actor, path=str(run / EXPORT))), samples=1, temperature=0.0
-        )
+        trained = replace(config, actor=replace(config.actor, path=str(run / EXPORT)))
+        before, after = (evaluate(one)[0].evaluation for one in (config, trained))
         shutil.copy(run / "reward.svg", out / f"{name}_seed{seed}.svg")
     gain = paired_difference(before.rewards, after.rewards)
     first, last = avg_at_k(list(before.rewards.values())), avg_at_k(list(after.rewards.values()))

@@ -18,7 +18,10 @@ try partita config examples/quickstart.yaml algorithm=dapo > "$runs/config.txt"
 grep -q 'eps_clip_higher: 0.28' "$runs/config.txt"
 try partita explain sapo --against dapo > "$runs/explain.txt"
 grep -q 'arxiv.org/abs/2511.20347' "$runs/explain.txt"
+try partita data examples/quickstart.yaml --rows 1 > "$runs/data.txt"
+grep -q 'reward of nothing' "$runs/data.txt"
 try partita eval "$runs/quickstart/001" --compare --n 16
+try partita eval "$runs/quickstart/001" --compare --k 1,4,16 --n 4
 try partita generate "$runs/quickstart/001" --prompt "What is the largest number in this list: 3, 41, 17, 28?"
 try partita train --resume "$runs/quickstart/001" total_train_steps=3
 try partita replay "$runs/quickstart/001" --step 2 --algorithm gspo

@@ -12,13 +12,14 @@ import torch
 from running import settings
 from tiny_model import byte_tokenizer, make
 
-from partita.build import build, ended_by, load_policy, longest
+from partita.build import build, ended_by, longest
 from partita.config import ConfigError
 from partita.extras import Extras
 from partita.loop import train
 from partita.models.load import ModelLoadError, load_tokenizer
 from partita.rollout.workflow import SingleTurn
 from partita.run import load_run_config
+from partita.run_models import load_policy
 from partita.runner import Run
 
 

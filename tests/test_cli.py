@@ -401,7 +401,7 @@ def test_generate_on_a_run_folder_depends_on_the_seed_only(trained: Path) -> Non
 def test_eval_reports_a_mean_with_its_interval_and_compares_in_pairs(trained: Path, model_folder: Path) -> None:
     ended = call("eval", trained, "--n", 6, "--samples", 2, "--compare")
     assert ended.code == 0, ended.err
-    after, before, difference = ended.out.splitlines()
+    after, before, difference = ended.out.splitlines()[:3]
     for line, model in ((after, trained / "export"), (before, model_folder)):
         assert line.startswith(f"{model}: ")
         assert "95 % interval" in line

@@ -12,7 +12,6 @@ from running import call
 from partita.report.sinks import read_metrics
 from partita.tasks.conversations import LAYOUTS, RowReader
 from partita.tasks.reward import RewardConfig
-from partita.tasks.settings import ColumnsConfig, DatasetConfig
 
 DOCS = Path(__file__).parent.parent / "docs"
 PAGES = sorted(page for page in DOCS.rglob("*.md") if "src" not in page.parts)
@@ -44,8 +43,7 @@ def test_the_printed_score_is_the_real_one(tmp_path, monkeypatch, capfd):
 
 def test_rewards_page_names_every_key():
     quoted = set(re.findall(r"`([\w.]+)`", (DOCS / "rewards.md").read_text(encoding="utf-8")))
-    names = {item.name for config in (RewardConfig, DatasetConfig) for item in fields(config)} - {"columns"}
-    names |= {f"columns.{item.name}" for item in fields(ColumnsConfig)}
+    names = {item.name for item in fields(RewardConfig)}
     assert {name for name in names if not any(word.endswith(name) for word in quoted)} == set()
 
 

@@ -357,11 +357,41 @@ def test_parts_are_the_functions_own_values_in_the_order_of_their_weights(tmp_pa
     assert parts_SR is not None
     samples = [sample for group in taken.groups for sample in group.samples]
     assert parts_SR.tolist() == [[sample.parts["brief"], sample.parts["first"]] for sample in samples]
-    made.part_names = ("brief", "second")
+    made.part_names = ("second", "third")
     with pytest.raises(
-        RolloutError, match="normalises brief, second one by one, and the samples' parts have no second"
+        RolloutError, match="normalises second, third one by one, and a sample's parts have none of them"
     ):
         made.score(taken.groups, version=0)
+
+
+def test_a_function_that_applies_to_no_sample_of_a_step_is_no_part_of_it(tmp_path: Path) -> None:
+    made = make(tmp_path, steps=1, **PARTS)
+    made.rollouts.scorer, made.part_names = Fussy(), ("brief", "python")
+    taken = asyncio.run(made.rollouts.take(2))
+    parts_SR = made.score(taken.groups, version=0).batch.parts_SR
+    assert parts_SR is not None
+    assert bool(parts_SR[:, 1].isnan().all()) and not bool(parts_SR[:, 0].isnan().any())
+
+
+class Selective(FirstToken):
+    """Applies to every second prompt only."""
+
+    async def score(self, prompt, text, ids, stop_reason) -> Scored:
+        if int(prompt.uid[1:]) % 2:
+            return Scored(None, {}, "not_applicable", "not applicable to first")
+        return await super().score(prompt, text, ids, stop_reason)
+
+
+def test_samples_that_no_reward_applies_to_are_left_out_and_counted(tmp_path: Path) -> None:
+    made = make(tmp_path, steps=2)
+    made.rollouts.scorer = Selective()
+    first, _ = run(made)
+    assert (first["reward/not_applicable"], first["reward/error_share"], first["samples/invalid"]) == (0.5, 0.0, 0.5)
+    rows = [json.loads(line) for line in (tmp_path / "samples" / "step_000001.jsonl").read_text().splitlines()]
+    left = [row for row in rows if row["status"] == "not_applicable"]
+    assert {row["error"] for row in left} == {"not applicable to first"}
+    assert all(row["reward"] is None and row["advantages"] == [0.0] * row["length"] for row in left)
+    assert first["effective_tokens"] == first["response_tokens"] - sum(row["length"] for row in left)
 
 
 def test_a_step_in_which_no_sample_has_step_rewards_teaches_nothing(tmp_path: Path) -> None:

@@ -98,10 +98,12 @@ def test_a_critic_that_is_the_policy_has_no_keys_of_a_model_of_its_own() -> None
         config("critic.shared=true", "critic.warmup_steps=2")
 
 
-def test_step_rewards_come_from_a_workflow_only() -> None:
+def test_step_rewards_come_from_a_workflow_or_a_function_that_promises_them() -> None:
     assert "actor.credit: process needs rewards of single steps" in refused("actor.credit=process")
     given = config("actor.credit=process")
     refuse_untrainable(given, composed(given), own_workflow=True)
+    given = config("actor.credit=process", "+reward.options.judged.steps=true")
+    refuse_untrainable(given, composed(given), own_workflow=False)
 
 
 def test_weights_of_reward_functions_reach_the_algorithm() -> None:

@@ -9,7 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from partita.engine.api import Engine, Sampling
-from partita.evals.estimators import Estimate, avg_at_k
+from partita.evals.estimators import avg_at_k
+from partita.evals.intervals import Estimate
 from partita.records import Group, Prompt
 from partita.rollout.episodes import RolloutError, Scorer, Setting, play
 from partita.rollout.workflow import Workflow
@@ -24,7 +25,9 @@ class NothingScored(RolloutError):
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Groups of P prompts with K samples each. A sample without a reward is left out of the mean and counted."""
+    """Groups of P prompts with K samples each. A sample without a reward is left out of the mean; `errors` are those whose
+    reward failed, beside which a reward may not apply.
+    """
 
     groups: tuple[Group, ...]
     mean: Estimate
@@ -37,7 +40,7 @@ class Evaluation:
 
     @property
     def error_share(self) -> float:
-        """The share of samples without a reward."""
+        """The share of samples whose reward failed."""
         return self.errors / sum(len(group.samples) for group in self.groups)
 
 
@@ -58,10 +61,10 @@ class Evaluator:
         """
         setting = Setting(self.engine, self.workflow, self.scorer, sampling, self.seed, EVAL_STREAM, self.judge)
         groups = tuple(await play(setting, list(enumerate(prompts)), n_samples))
-        failed = [sample for group in groups for sample in group.samples if sample.reward is None]
+        without = [sample for group in groups for sample in group.samples if sample.reward is None]
         rewards = [group.rewards for group in groups if group.rewards]
         if not rewards:
             raise NothingScored(
-                f"no sample could be scored; the first error: {failed[0].error if failed else 'no prompts'}"
+                f"no sample could be scored; the first error: {without[0].error if without else 'no prompts'}"
             )
-        return Evaluation(groups, avg_at_k(rewards), len(failed))
+        return Evaluation(groups, avg_at_k(rewards), sum(sample.status == "reward_error" for sample in without))

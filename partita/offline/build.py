@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from partita.algo.reduce import Reduce, SeqMeanTokenMean, TokenMean
-from partita.build import ended_by, load_policy, recompute
+from partita.build import ended_by
 from partita.config import ConfigError, Loaded
 from partita.config.errors import Problem
 from partita.config.schema import plain
@@ -38,6 +38,7 @@ from partita.report.reporter import Reporter, RunFacts
 from partita.report.sinks import write_atomic
 from partita.report.trackers import require_trackers
 from partita.report.view import OFFLINE_COLUMNS, Headline
+from partita.run_models import load_policy, recompute
 from partita.runfolder import (
     CONFIG,
     EXPORT,

@@ -20,6 +20,7 @@ from partita.engine.config import GenerationConfig, RolloutConfig
 from partita.models.adapters import started_at_zero
 from partita.report.config import ReportConfig
 from partita.run import CheckpointConfig
+from partita.tasks.files import SUFFIXES, kind_of
 from partita.tasks.offline_rows import OfflineDataConfig
 from partita.tasks.reward import RewardConfig
 from partita.tasks.settings import DatasetConfig
@@ -224,7 +225,6 @@ class DpoConfig(OfflineConfig):
 
 
 KINDS: dict[str, type[OfflineConfig]] = {"sft": SftConfig, "rm": RmConfig, "dpo": DpoConfig}
-ROWS = (".jsonl", ".json", ".csv", ".parquet")
 SAMPLED = ("algorithm", "gconfig", "rollout", "reward")
 """Sections of `partita train` alone."""
 
@@ -235,10 +235,10 @@ def load_offline_config(kind: str, target: str | Path, overrides: Sequence[str] 
     Raises ConfigError naming every wrong key at once, and one line for a file of another command.
     """
     path = Path(target)
-    files, words = ([], [f"train_dataset.path={path}"]) if path.suffix in ROWS else ([path], [])
+    files, words = ([], [f"train_dataset.path={path}"]) if kind_of(path) else ([path], [])
     if files and not path.exists():
         raise ConfigError(
-            [Problem(str(target), f"no such file; `partita {kind}` takes a YAML file or rows ({', '.join(ROWS)})")]
+            [Problem(str(target), f"no such file; `partita {kind}` takes a YAML file or rows ({', '.join(SUFFIXES)})")]
         )
     if files and (other := command_of(path)) not in (None, kind):
         raise ConfigError(

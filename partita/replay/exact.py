@@ -19,7 +19,6 @@ from torch import Tensor
 
 from partita.algo.algorithm import Algorithm
 from partita.algo.tokens import Current
-from partita.build import load_policy
 from partita.engine.config import compute_dtype
 from partita.models.packed import PackedModel
 from partita.ops.packing import micro_batches, pack
@@ -28,6 +27,7 @@ from partita.replay.others import Other
 from partita.replay.saved import SavedStep
 from partita.report.sinks import SAMPLE_FILE, numbered, read_samples
 from partita.run import RunConfig
+from partita.run_models import load_policy
 from partita.runfolder import CHECKPOINTS, RunFolderError
 from partita.train.batch import RolloutBatch
 from partita.train.checkpoint import load_checkpoint, whole_checkpoints

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
@@ -18,36 +17,10 @@ from partita.replay.again import Acted, StepAgain
 from partita.replay.exact import Exact
 from partita.replay.others import Compared, Other, compare, cosine, length_classes
 from partita.replay.replay import Replay, token_texts
+from partita.report.table import Table
 from partita.report.text import clean
 
 ABSENT = "-"
-
-
-@dataclass(frozen=True)
-class Table:
-    """A heading, columns of text, and lines below them. The first column is of names, the others mostly of numbers."""
-
-    title: str
-    head: tuple[str, ...]
-    rows: tuple[tuple[str, ...], ...]
-    notes: tuple[str, ...] = ()
-
-    def text(self) -> list[str]:
-        """Aligned columns."""
-        lines = [self.head, *self.rows] if self.rows else []
-        widths = [max(len(line[i]) for line in lines) for i in range(len(self.head))] if lines else []
-        shown = [
-            "  ".join(cell.ljust(w) if i == 0 else cell.rjust(w) for i, (cell, w) in enumerate(zip(line, widths, strict=True)))
-            for line in lines
-        ]  # fmt: skip
-        return [self.title, *(f"  {line}".rstrip() for line in shown), *(f"  {note}" for note in self.notes), ""]
-
-    def markdown(self) -> list[str]:
-        """A table of Markdown."""
-        rule = tuple("---" if i == 0 else "---:" for i in range(len(self.head)))
-        table = list(map(_row, (self.head, rule, *self.rows))) if self.rows else []
-        notes = [f"- {note}" for note in self.notes]
-        return [f"## {self.title}", "", *table, *([""] if table and notes else []), *notes, ""]
 
 
 def lines_of(replay: Replay, *, markdown: bool) -> list[str]:
@@ -275,8 +248,3 @@ def _share(value: float | None) -> str:
 
 def _verdict(ok: bool) -> str:
     return "same" if ok else "DIFFERS"
-
-
-def _row(cells: Sequence[str]) -> str:
-    """A row of Markdown, whatever tokens are in it."""
-    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"

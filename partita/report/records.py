@@ -78,6 +78,7 @@ def _row(group: Group, index: int, sample: Sample, advantages: list[float] | Non
         "stop_reason": sample.stop_reason,
         "status": sample.status,
         "error": sample.error,
+        "notes": sample.notes,
         "advantages": advantages,
         "rows": [
             {

@@ -73,6 +73,7 @@ ALERTS = (
     Alert("dead_steps", "optimizer steps without a learning signal, left out", "dead_steps"),
     Alert("nonfinite_steps", "optimizer steps with a loss or gradient that is not finite, skipped", "nonfinite_steps"),
     Alert("reward/error_share", "samples whose reward failed", "reward_errors", share=True),
+    Alert("reward/not_applicable", "samples that no reward function applies to", "not_applicable", share=True),
     Alert("eval/error_share", "samples of evaluations whose reward failed", "eval_errors", share=True),
 )
 

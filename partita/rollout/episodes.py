@@ -98,6 +98,6 @@ def _episode(setting: Setting, rounds: Rounds, prompt: Prompt, draw: Draw) -> Ep
     async def ask(answer: Answer) -> Outcome:
         nonlocal asked
         asked += 1
-        return await rounds.ask(replace(draw, call=asked - 1), answer)
+        return await rounds.ask(replace(draw, call=asked - 1), replace(answer, group=draw.serial))
 
     return Episode(prompt, generate, score)

@@ -18,6 +18,7 @@ from partita.rollout.adaptive import AdaptiveSizes
 from partita.rollout.budget import capacity
 from partita.rollout.episodes import RolloutError, Scorer, Setting, play
 from partita.rollout.workflow import Workflow
+from partita.tasks.rates import PassRates
 from partita.tasks.reward import Judge, guard_errors
 
 TRAIN_STREAM = 0
@@ -93,6 +94,7 @@ class Rollouts:
     prompt_limit: prompts that the whole run may use, for runs that are measured in epochs. The last step then trains on
     what is left, also where that is less than a batch: refilling a step uses more prompts than a batch has.
     started counts groups, each attempt of a retry as one; used counts prompts; version counts steps that were taken.
+    rates: how often each prompt was right, over all attempts.
     """
 
     engine: Engine
@@ -111,6 +113,7 @@ class Rollouts:
     used: int = 0
     version: int = 0
     judge: Judge | None = None
+    rates: PassRates | None = None
 
     @property
     def exhausted(self) -> bool:
@@ -173,6 +176,8 @@ class Rollouts:
         guard_errors((sample for group in taken.started for sample in group.samples), self.max_error_share)
         if self.adaptive is not None:
             self.adaptive.observe(finished)
+        if self.rates is not None:
+            self.rates.observe(finished)
         return finished
 
     def state_dict(self) -> dict[str, Any]:
@@ -180,7 +185,8 @@ class Rollouts:
         state = {
             "started": self.started, "used": self.used, "version": self.version, "prompts": self.prompts.state_dict()
         }  # fmt: skip
-        return state if self.adaptive is None else state | {"adaptive": self.adaptive.state_dict()}
+        state |= {} if self.adaptive is None else {"adaptive": self.adaptive.state_dict()}
+        return state | ({} if self.rates is None else {"rates": self.rates.state_dict()})
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue where `state_dict` was taken."""
@@ -190,6 +196,8 @@ class Rollouts:
         self.prompts.load_state_dict(state["prompts"])
         if self.adaptive is not None and "adaptive" in state:
             self.adaptive.load_state_dict(state["adaptive"])
+        if self.rates is not None and "rates" in state:
+            self.rates.load_state_dict(state["rates"])
 
 
 def _starved(taken: Taken, wanted: int) -> str:

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 from partita.records import Group, Sample
 from partita.report.metrics import Metrics
 from partita.rollout.rollouts import Taken
+from partita.tasks.dataset import MIX
 
 
 def summarise(groups: Sequence[Group]) -> Metrics:
@@ -18,7 +19,9 @@ def summarise(groups: Sequence[Group]) -> Metrics:
     metrics = Metrics()
     metrics.observe("reward/mean", (sample.reward for sample in samples))
     metrics.observe_rows("reward", (sample.parts for sample in samples))
-    _mean(metrics, "reward/error_share", (sample.status == "reward_error" for sample in samples))
+    judged = [sample for sample in samples if sample.status != "not_applicable"]
+    _mean(metrics, "reward/error_share", (sample.status == "reward_error" for sample in judged))
+    _mean(metrics, "reward/not_applicable", (sample.status == "not_applicable" for sample in samples))
     _mean(metrics, "truncated", (sample.stop_reason == "length" for sample in samples))
     _mean(metrics, "zero_variance_groups", (is_zero_variance(group) for group in groups))
     metrics.observe("samples_per_group/mean", (len(group.samples) for group in groups))
@@ -26,7 +29,17 @@ def summarise(groups: Sequence[Group]) -> Metrics:
     for kind, members in _kinds(samples).items():
         _mean(metrics, f"response_length/{kind}", (sample.length for sample in members))
     metrics.count("response_tokens", sum(sample.length for sample in samples))
+    _by_source(metrics, groups)
     return metrics
+
+
+def _by_source(metrics: Metrics, groups: Sequence[Group]) -> None:
+    """Of several sources, each one's share of the prompts and its mean reward."""
+    names = dict.fromkeys(str(group.prompt.row[MIX]) for group in groups if MIX in group.prompt.row)
+    for name in names:
+        _mean(metrics, f"mix/{name}/share", (group.prompt.row.get(MIX) == name for group in groups))
+        own = (sample for group in groups if group.prompt.row.get(MIX) == name for sample in group.samples)
+        _mean(metrics, f"mix/{name}/reward", (sample.reward for sample in own if sample.reward is not None))
 
 
 def summarise_taken(taken: Taken) -> Metrics:

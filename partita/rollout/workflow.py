@@ -49,8 +49,10 @@ class SingleTurn:
             text=completion.text,
             reward=scored.reward,
             parts=dict(scored.parts),
+            step_rewards=list(scored.step_rewards),
             status=scored.status,
             error=scored.error,
+            notes=dict(scored.notes),
         )
 
 

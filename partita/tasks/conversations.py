@@ -13,8 +13,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from partita.tasks.cells import MISSING, cell, near_column
 from partita.tasks.files import DataError
-from partita.tasks.messages import Message, read_message, read_messages, turned
+from partita.tasks.messages import Message, check_asks, read_chat, read_message, read_messages, turned
 
 ROLES = {
     "system": "system", "developer": "system", "user": "user", "human": "user", "assistant": "assistant", "gpt": "assistant",
@@ -124,7 +125,7 @@ class RowReader:
         elif layout == "alpaca":
             turns = _alpaca(values)
         else:
-            turns = self._chat(values[layout], layout)
+            turns = self.chat(values[layout], layout)
         return self._whole(turns, values.get("system"))
 
     def comparison(self, row: Mapping[str, Any]) -> Comparison:
@@ -159,14 +160,18 @@ class RowReader:
 
     def _named(self, row: Mapping[str, Any]) -> dict[str, Any]:
         """The row with known columns under their known names."""
+        named = {ours: cell(row, theirs) for ours, theirs in self.columns.items()}
         for ours, theirs in self.columns.items():
-            if theirs not in row:
-                raise RowError(f"no column {theirs!r}", f"no column {theirs!r} for {ours}; it has {', '.join(row)}")
+            if named[ours] is MISSING:
+                near = near_column(theirs, row)
+                raise RowError(
+                    f"no column {theirs!r}", f"no column {theirs!r} for {ours}{near}; it has {', '.join(row)}"
+                )
         taken = set(self.columns.values())
         rest = {name: value for name, value in row.items() if name not in taken}
         if rest.get("tools"):
             raise RowError("tools", "has tools, which are not rendered; take the column out to learn without them")
-        return rest | {ours: row[theirs] for ours, theirs in self.columns.items()}
+        return rest | named
 
     def _layout(self, values: Mapping[str, Any]) -> str:
         fits = [name for name, needed in LAYOUTS.items() if all(_given(values, column) for column in needed)]
@@ -200,10 +205,10 @@ class RowReader:
 
     def _answered(self, values: Mapping[str, Any], column: str) -> list[Turn]:
         """An answer behind its prompt; where it repeats the prompt or has none, it is the whole conversation."""
-        answer, prompt = values[column], values.get("prompt")
+        answer, prompt = values[column], _prompt_of(values)
         asked = None if prompt is None else self._asked(prompt)
         if not isinstance(answer, str) or answer.startswith(HUMAN):
-            told = self._chat(answer, column)
+            told = self.chat(answer, column)
         elif asked is None:
             raise RowError("no prompt", f"{column} is a bare text, and there is no prompt that it answers")
         else:
@@ -216,16 +221,20 @@ class RowReader:
 
     def _asked(self, prompt: Any) -> list[Message]:
         if isinstance(prompt, str) and prompt.startswith(HUMAN):
-            messages = [message for message, _ in _transcript(prompt, "prompt")]
-            return messages[:-1] if messages[-1] == {"role": "assistant", "content": ""} else messages
+            return _asked_in_transcript(prompt, "prompt")
+        if _is_sharegpt(prompt):
+            messages = [message for message, _ in self.chat(prompt, "conversations")]
+            check_asks(messages, "conversations")
+            return messages
         messages = read_messages(prompt, "prompt")
         return [self._known(message, f"prompt[{at}]") for at, message in enumerate(messages)]
 
-    def _chat(self, given: Any, column: str) -> list[Turn]:
-        """Messages of {role, content} or of ShareGPT's {from, value}, or a transcript."""
+    def chat(self, given: Any, column: str) -> list[Turn]:
+        """Messages of {role, content} or of ShareGPT's {from, value}, one of them, or a transcript."""
         if isinstance(given, str) and given.startswith(HUMAN):
             return _transcript(given, column)
-        listed = turned(given, column) if isinstance(given, Mapping) else given
+        alone = isinstance(given, Mapping) and isinstance(given.get("from", given.get("role")), str)
+        listed = [given] if alone else turned(given, column) if isinstance(given, Mapping) else given
         if not isinstance(listed, list | tuple) or not listed:
             what = "an empty list" if isinstance(listed, list | tuple) else f"a {type(given).__name__}"
             raise RowError(f"{column} without messages", f"{column} is {what}; expected a list of messages")
@@ -251,8 +260,44 @@ class RowReader:
         return {**message, "role": role}
 
 
+def question_in(value: Any, column: str, *, drop_answer: bool) -> tuple[Message, ...]:
+    """The messages to ask a policy with, from a cell that holds a prompt or a whole conversation in any of the layouts.
+    drop_answer: leave out the answer that a conversation ends with.
+
+    Raises DataError with the column and what was found.
+    """
+    if isinstance(value, str) and value.startswith(HUMAN):
+        messages = tuple(_asked_in_transcript(value, column))
+    elif _is_sharegpt(value):
+        messages = tuple(message for message, _ in RowReader().chat(value, column))
+    else:
+        messages = read_chat(value, column)
+    while drop_answer and messages and messages[-1]["role"] == "assistant":
+        messages = messages[:-1]
+    check_asks(messages, column)
+    return messages
+
+
 def _given(values: Mapping[str, Any], column: str) -> bool:
     return values.get(column) is not None
+
+
+def _prompt_of(values: Mapping[str, Any]) -> Any:
+    """What an answer answers: `prompt`, else the question of a row of Alpaca's, or the conversation before."""
+    if _given(values, "prompt"):
+        return values["prompt"]
+    if _given(values, "instruction"):
+        return instructed(values)
+    return values.get("conversations")
+
+
+def instructed(values: Mapping[str, Any]) -> str:
+    """What a row of Alpaca's asks: its instruction, and on a new line its input."""
+    return "\n".join(str(part) for part in (values["instruction"], values.get("input")) if part)
+
+
+def _is_sharegpt(value: Any) -> bool:
+    return isinstance(value, list | tuple) and bool(value) and isinstance(value[0], Mapping) and "from" in value[0]
 
 
 def _has_words(message: Message) -> bool:
@@ -291,9 +336,8 @@ def _text(text: Any) -> Conversation:
 
 def _alpaca(values: Mapping[str, Any]) -> list[Turn]:
     """`history`: earlier pairs of an instruction and its output, which are learned, too."""
-    asked = "\n".join(part for part in (values["instruction"], values.get("input")) if part)
     turns = list[Turn]()
-    for pair in [*(values.get("history") or []), (asked, values["output"])]:
+    for pair in [*(values.get("history") or []), (instructed(values), values["output"])]:
         if not isinstance(pair, list | tuple) or len(pair) != 2 or not isinstance(pair[0], str):
             raise RowError("history without pairs", f"history holds {str(pair)[:80]}; expected pairs of texts")
         turns += [({"role": "user", "content": pair[0]}, False), _answer(pair[1], "output")]
@@ -310,6 +354,12 @@ def _margin(value: Any) -> float | None:
     if not math.isfinite(margin):
         raise RowError("margin that is no number", f"margin is {value!r}, not a number")
     return margin
+
+
+def _asked_in_transcript(text: str, column: str) -> list[Message]:
+    """A transcript that ends where the assistant is to speak."""
+    messages = [message for message, _ in _transcript(text, column)]
+    return messages[:-1] if messages[-1] == {"role": "assistant", "content": ""} else messages
 
 
 def _transcript(text: str, column: str) -> list[Turn]:

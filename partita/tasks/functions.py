@@ -1,4 +1,4 @@
-"""Finds a Python object by the name a config gives it, and turns what a reward function returns into numbers.
+"""Finds a Python object by the name a config gives it, and tells what went wrong with it.
 
 Left out: everything but the standard library. Reward workers import this module, and a worker must start quickly.
 """
@@ -7,18 +7,13 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-import inspect
-import math
+import os
 import sys
 import traceback
 import zlib
-from collections.abc import Mapping
 from pathlib import Path
 from types import ModuleType
-from typing import Any, SupportsFloat
-
-# Names under reward/ that the report uses itself.
-RESERVED = ("mean", "min", "max", "nan_count", "error_share")
+from typing import Any
 
 
 class LoadError(ValueError):
@@ -26,7 +21,7 @@ class LoadError(ValueError):
 
 
 class ReturnedError(ValueError):
-    """A reward function returned something that is not a reward."""
+    """A reward function returned something that is not a reward; another try would end the same way."""
 
 
 def load_object(name: str) -> Any:
@@ -49,6 +44,8 @@ def load_object(name: str) -> Any:
 
 
 def _named_module(where: str, name: str) -> ModuleType:
+    if (here := os.getcwd()) not in sys.path:
+        sys.path.append(here)  # as for a script: a console command has its own folder there instead
     try:
         return importlib.import_module(where)
     except ModuleNotFoundError as error:
@@ -78,47 +75,6 @@ def _file_module(path: Path) -> ModuleType:
         del sys.modules[name]
         raise
     return module
-
-
-def read_reward(value: object) -> tuple[float, dict[str, float]]:
-    """The reward and its other numeric parts from what a reward function returned: a number, or a dict with `score`.
-
-    Text values of a dict are left out. Raises ReturnedError for None, text, lists, NaN, infinities and dicts without
-    `score`: none of them may silently become a number; and for a part whose name another metric has.
-    """
-    if inspect.isawaitable(value):
-        raise ReturnedError("returned an awaitable: declare the function with `async def` so that it is awaited")
-    if not isinstance(value, Mapping):
-        return _finite(value, "returned"), {}
-    if "score" not in value:
-        raise ReturnedError(f"returned a dict without 'score'; its keys: {', '.join(map(str, value)) or 'none'}")
-    parts = {
-        str(key): _finite(part, f"part {key!r} is")
-        for key, part in value.items()
-        if key != "score" and not isinstance(part, str | bytes)
-    }
-    if taken := [name for name in parts if name.rpartition("/")[2] in RESERVED]:
-        raise ReturnedError(
-            f"returned a part named {taken[0]!r}: the report has a metric of its own by that name; rename the part"
-        )
-    return _finite(value["score"], "'score' is"), parts
-
-
-def _finite(value: object, what: str) -> float:
-    if not isinstance(value, SupportsFloat):
-        raise ReturnedError(f"{what} {_short(value)} ({type(value).__name__}); expected one finite number")
-    try:
-        number = float(value)
-    except (TypeError, ValueError, OverflowError) as error:
-        raise ReturnedError(f"{what} {_short(value)} ({type(value).__name__}); expected one finite number") from error
-    if not math.isfinite(number):
-        raise ReturnedError(f"{what} {number}; expected a finite number")
-    return number
-
-
-def _short(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= 80 else text[:77] + "..."
 
 
 def error_text(error: BaseException, limit: int = 4000) -> str:

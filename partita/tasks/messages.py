@@ -1,6 +1,6 @@
 """Reads the prompt cell of a row as chat messages, whatever of the usual shapes it has.
 
-Left out: images and other parts that are not text.
+Left out: images and other parts that are not text, and layouts that name things otherwise (`tasks.conversations`).
 """
 
 from __future__ import annotations
@@ -14,16 +14,33 @@ Message = dict[str, Any]
 
 
 def read_messages(value: object, column: str) -> tuple[Message, ...]:
+    """The messages of `read_chat`, as a prompt: the last one must be the user's or a tool's, as a response follows.
+
+    Raises DataError with the column and what was found.
+    """
+    messages = read_chat(value, column)
+    check_asks(messages, column)
+    return messages
+
+
+def check_asks(messages: Sequence[Message], column: str) -> None:
+    """Raises DataError where a response cannot follow."""
+    last = messages[-1]["role"] if messages else "nobody"
+    if last not in ("user", "tool"):
+        more = "; last_answer=drop leaves it out" if last == "assistant" else ""
+        raise DataError(f"{column!r} ends with a message of {last!r}; a prompt ends with the user's or a tool's{more}")
+
+
+def read_chat(value: object, column: str) -> tuple[Message, ...]:
     """Text becomes one user message; a list of messages stays; a struct of lists, as some parquet files have, is
     turned.
 
-    The last message must be the user's or a tool's, as a response follows. A user message may be empty, a prompt may
-    not. Raises DataError with the column and what was found.
+    A user message may be empty, a prompt may not. Raises DataError with the column and what was found.
     """
     if isinstance(value, str):
         if not value.strip():
             raise DataError(f"{column!r} is empty")
-        return ({"role": "user", "content": value},)
+        return (read_message({"role": "user", "content": value}, repr(column)),)
     if isinstance(value, Mapping):
         value = turned(value, column)
     if not isinstance(value, Sequence) or isinstance(value, bytes):
@@ -31,12 +48,7 @@ def read_messages(value: object, column: str) -> tuple[Message, ...]:
         raise DataError(f"{column!r} is {what}; expected text or a list of messages")
     if not value:
         raise DataError(f"{column!r} is an empty list")
-    messages = tuple(read_message(message, f"{column}[{i}]") for i, message in enumerate(value))
-    if messages[-1]["role"] not in ("user", "tool"):
-        raise DataError(
-            f"{column!r} ends with a message of {messages[-1]['role']!r}; a prompt ends with the user's or a tool's"
-        )
-    return messages
+    return tuple(read_message(message, f"{column}[{i}]") for i, message in enumerate(value))
 
 
 def turned(value: Mapping[str, Any], column: str) -> list[dict[str, Any]]:
@@ -61,7 +73,28 @@ def read_message(value: object, where: str) -> Message:
         raise DataError(f"{where} has no role; its fields: {', '.join(map(str, value)) or 'none'}")
     if content is None and message.get("tool_calls"):
         return {**message, "content": ""}
+    if isinstance(content, list):
+        content = _joined(content, f"{where} ({role})")
     if not isinstance(content, str):
         what = "no content" if content is None else f"content of type {type(content).__name__}, not text"
         raise DataError(f"{where} ({role}) has {what}")
-    return message
+    try:
+        content.encode()
+    except UnicodeEncodeError as error:
+        raise DataError(
+            f"{where} ({role}) has half a character at {error.start}: a lone surrogate is no text"
+        ) from error
+    return {**message, "content": content}
+
+
+def _joined(parts: Sequence[object], where: str) -> object:
+    """Content in parts, as OpenAI's {type: text, text: ...}, as one text. Raises DataError for a part that is no text."""
+    texts = list[str]()
+    for part in parts:
+        if not isinstance(part, Mapping):
+            return parts
+        text = part.get("text")
+        if not isinstance(text, str):
+            raise DataError(f"{where} has a part of type {part.get('type')!r}; only text is read")
+        texts.append(text)
+    return "".join(texts) if texts else parts

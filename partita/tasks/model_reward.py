@@ -26,7 +26,7 @@ from partita.ops.threads import release_threads
 from partita.records import Prompt
 from partita.tasks.functions import error_text
 from partita.tasks.pool import Outcome
-from partita.tasks.prompt import BETWEEN
+from partita.tasks.rendering import BETWEEN
 from partita.tasks.reward import MODEL, Answer
 
 

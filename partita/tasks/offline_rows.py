@@ -6,8 +6,6 @@ too long is left out, a pair as a whole. Left out: the order of rows and losses.
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Generic, Literal, Protocol, TypeVar
@@ -27,8 +25,9 @@ from partita.tasks.conversations import (
 )
 from partita.tasks.dataset import raw_rows, told_bad_rows
 from partita.tasks.files import DataError, RawRow
-from partita.tasks.prompt import PromptError
-from partita.tasks.settings import DatasetConfig
+from partita.tasks.rendering import PromptError
+from partita.tasks.settings import SourceConfig
+from partita.tasks.split import digest, divided
 from partita.tasks.turns import Turns
 
 _SAYERS = ("assistant", "system", "tool", "user")
@@ -40,8 +39,8 @@ class OfflineDataConfig:
 
     path: str | None = key(
         None,
-        "a .jsonl, .json, .csv or .parquet file, a folder of them, a folder that `datasets` saved, a data set name on the "
-        "hub, or a task (its columns are question and answer)",
+        "a .jsonl, .json, .csv, .tsv or .parquet file (text also packed, as .jsonl.gz), a folder of them, a folder that `datasets` "
+        "saved, a data set name on the hub, or a task (its columns are question and answer)",
     )
     split: str = key("train", "which split of a task, folder or hub data set")
     subset: str | None = key(None, "which configuration of a hub data set that has several")
@@ -57,7 +56,9 @@ class OfflineDataConfig:
         choices=("auto", *LAYOUTS),
     )
     columns: dict[str, str] = key_factory(
-        dict, "known columns by other names, as {prompt: question, completion: answer}; known are " + ", ".join(COLUMNS)
+        dict,
+        "known columns by other names, as {prompt: question, completion: extra_info.answer}; known are "
+        + ", ".join(COLUMNS),
     )
     roles: dict[str, str] = key_factory(
         dict, "who further roles are, as {bot: assistant}; known are " + ", ".join(sorted(ROLES))
@@ -168,7 +169,7 @@ def load_conversations(
     """
 
     def render(uid: str, found: Conversation) -> Rendered:
-        return Rendered(uid, turns.rows(found), _digest(found.question))
+        return Rendered(uid, turns.rows(found), digest(found.question))
 
     return _load(config, context, seed, section, RowReader.conversation, render)
 
@@ -182,7 +183,7 @@ def load_comparisons(
         chosen, rejected = turns.rows(found.chosen), turns.rows(found.rejected)
         if chosen == rejected:
             raise NothingToLearn("chosen and rejected are the same")
-        return RenderedPair(uid, chosen, rejected, found.margin, _digest(found.chosen.question))
+        return RenderedPair(uid, chosen, rejected, found.margin, digest(found.chosen.question))
 
     return _load(config, context, seed, section, RowReader.comparison, render)
 
@@ -193,7 +194,7 @@ def load_judgements(
     """Judged answers, as `load_conversations` reads conversations."""
 
     def render(uid: str, found: Judgement) -> RenderedJudged:
-        return RenderedJudged(uid, turns.rows(found.conversation), found.good, _digest(found.conversation.question))
+        return RenderedJudged(uid, turns.rows(found.conversation), found.good, digest(found.conversation.question))
 
     return _load(config, context, seed, section, RowReader.judgement, render)
 
@@ -215,14 +216,14 @@ def _load(
                 break
             intake.take(number, one, lambda values: read(reader, values), render)
         intake.check(config)
-        train, held = _split(intake.rows, config)
+        train, held = divided(intake.rows, [row.question for row in intake.rows], config.held_out)
     except DataError as error:
         raise DataError(f"{section}: {error}") from error.__cause__
     return OfflineRows(train, held, tuple(intake.dropped.values()), intake.notes(config, len(held)))
 
 
 def _raw(config: OfflineDataConfig, seed: int) -> Sequence[RawRow]:
-    source = DatasetConfig(path=config.path, split=config.split, subset=config.subset, size=config.size)
+    source = SourceConfig(path=config.path, split=config.split, subset=config.subset, size=config.size)
     rows, _ = raw_rows(source, seed)
     if not rows:
         raise DataError(f"{config.path}: no rows")
@@ -247,18 +248,20 @@ class _Intake(Generic[R]):
     ) -> None:
         """Keep the row, or count why not."""
         try:
+            if raw.fault:
+                raise RowError("unreadable", raw.fault)
             found = read(raw.values)
-            digest = _digest(asdict(found))
-            if self.dedup and digest in self._seen:
+            name = digest(asdict(found))
+            if self.dedup and name in self._seen:
                 return self._drop("equal to a row before", raw.where)
-            record = render(f"{number}-{digest[:8]}", found)
+            record = render(f"{number}-{name[:8]}", found)
         except NothingToLearn as error:
             return self._drop(error.reason, raw.where)
         except (DataError, PromptError) as error:
             self.bad.append(f"{raw.where}: {error}")
             return self._drop(error.reason if isinstance(error, RowError) else "unusable", self.bad[-1])
         self._read += 1
-        self._seen.add(digest)
+        self._seen.add(name)
         self._measure(record, raw.where)
 
     def _measure(self, record: R, where: str) -> None:
@@ -310,19 +313,3 @@ def _sides(record: object) -> tuple[tuple[Row, ...], ...]:
         return record.chosen_rows, record.rejected_rows
     assert isinstance(record, Rendered | RenderedJudged)
     return (record.rows,)
-
-
-def _split(rows: Sequence[R], config: OfflineDataConfig) -> tuple[tuple[R, ...], tuple[R, ...]]:
-    """Rows to train on and rows held out. Rows with one question stay together, whatever else the data hold."""
-    held = [int(row.question[:12], 16) / 16**12 < config.held_out for row in rows]
-    if config.held_out and (all(held) or not any(held)):
-        what = "all" if all(held) else "none"
-        raise DataError(
-            f"held_out={config.held_out} holds out {what} of {len(rows)} rows; change it, or set a valid_dataset"
-        )
-    parts = [tuple(row for row, out in zip(rows, held, strict=True) if out == side) for side in (False, True)]
-    return parts[0], parts[1]
-
-
-def _digest(content: object) -> str:
-    return hashlib.blake2b(json.dumps(content, default=str).encode(), digest_size=16).hexdigest()

@@ -23,12 +23,13 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from queue import LifoQueue
 from threading import Lock
 from typing import Any
 
 from partita.tasks import worker
+from partita.tasks.reward_call import Call, Outcome
 
 _START = (
     "import json,sys; sys.path[:]=json.loads(sys.argv[1]); from partita.tasks.worker import run_imported; "
@@ -38,16 +39,6 @@ _START = (
 
 class PoolError(RuntimeError):
     """The worker processes cannot be started or are gone; a reward function that cannot be imported ends up here."""
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """What one call came to: `reward`, or else `error`. `timed_out` tells a deadline from other errors."""
-
-    reward: float | None
-    parts: dict[str, float] = field(default_factory=dict[str, float])
-    error: str = ""
-    timed_out: bool = False
 
 
 class Nursery:
@@ -185,11 +176,19 @@ class Pool:
         self._nursery.wait_ready(self._start_seconds)
 
     def call(self, which: int, arguments: Mapping[str, Any], seconds: float) -> Outcome:
-        """Call a function by keyword in a worker. Waiting for a free worker does not count against `seconds`."""
+        """Call a function by keyword about one response; see `ask`."""
+        return self.ask(Call(which, keywords=dict(arguments)), seconds)[0]
+
+    def ask(self, call: Call, seconds: float) -> list[Outcome]:
+        """Make a call in a worker: an outcome for each response that it is about, the same for all where the call fails.
+
+        Waiting for a free worker does not count against `seconds`. Raises PoolError when there are no workers any more.
+        """
         try:
-            frame = pickle.dumps((which, dict(arguments)))
+            frame = pickle.dumps(call.as_tuple())
         except Exception as error:
-            return Outcome(None, error=f"arguments cannot be sent to a worker process: {type(error).__name__}: {error}")
+            why = f"arguments cannot be sent to a worker process: {type(error).__name__}: {error}"
+            return [Outcome(None, error=why)] * call.count
         self.start()
         mine: _Worker | None = self._idle.get()
         try:
@@ -198,9 +197,9 @@ class Pool:
             mine = mine or _Worker(*self._nursery.fork(self._memory))
             answer = _exchange(mine.channel, frame, seconds)
             if answer is not None and not answer.get("memory"):
-                return _outcome(answer)
+                return _outcomes(answer, call.count)
             gone, mine = mine, None
-            return self._bury(gone, answer, seconds)
+            return [self._bury(gone, answer, seconds)] * call.count
         finally:
             self._idle.put(mine)
 
@@ -213,9 +212,10 @@ class Pool:
             limit = f"memory beyond reward.memory_gb={self._memory / 2**30:g}\n"
             return Outcome(None, error=limit + str(answer["error"]))
         if not hung_up:
-            return Outcome(None, error=f"no result within {seconds:g} seconds (reward.timeout_seconds)", timed_out=True)
+            why = f"no result within {seconds:g} seconds (reward.timeout_seconds)"
+            return Outcome(None, error=why, timed_out=True, again=True)
         how = f"exit code {code}" if code >= 0 else f"signal {-code} ({signal.Signals(-code).name})"
-        return Outcome(None, error=f"the worker process ended during the call: {how}")
+        return Outcome(None, error=f"the worker process ended during the call: {how}", again=True)
 
     def close(self) -> None:
         """End all processes, running calls included."""
@@ -228,10 +228,18 @@ class Pool:
         self._nursery.close()
 
 
-def _outcome(answer: Mapping[str, Any]) -> Outcome:
+def _outcomes(answer: Mapping[str, Any], count: int) -> list[Outcome]:
     if "error" in answer:
-        return Outcome(None, error=str(answer["error"]))
-    return Outcome(float(answer["reward"]), {str(k): float(v) for k, v in answer["parts"].items()})
+        return [Outcome(None, error=str(answer["error"]), again=bool(answer["raised"]))] * count
+    return [
+        Outcome(
+            None if reward is None else float(reward),
+            {str(name): float(value) for name, value in parts.items()},
+            notes={str(name): str(text) for name, text in notes.items()},
+            steps=tuple((int(at), float(value)) for at, value in steps),
+        )
+        for reward, parts, notes, steps in answer["outcomes"]
+    ]
 
 
 def _exchange(channel: socket.socket, frame: bytes, seconds: float) -> Mapping[str, Any] | None:
@@ -241,11 +249,9 @@ def _exchange(channel: socket.socket, frame: bytes, seconds: float) -> Mapping[s
     try:
         worker.send(channel, frame)
         data = bytearray()
-        while len(data) < 8 or len(data) < 8 + struct.unpack("!Q", data[:8])[0]:
-            left = deadline - time.monotonic()
-            if left <= 0:
-                return None
-            channel.settimeout(left)
+        while len(data) < 8 or len(data) < 8 + struct.unpack_from("!Q", data)[0]:
+            if data or len(frame) > 1 << 16:  # a short call is sent at once, and an answer mostly comes in one piece
+                channel.settimeout(max(deadline - time.monotonic(), 0.001))
             part = channel.recv(1 << 16)
             if not part:
                 return None

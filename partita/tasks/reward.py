@@ -1,89 +1,57 @@
 """Scores responses with any Python functions, and never takes a failure for a score.
 
 A reward that raises, overruns its limit, is killed, or returns something that is not a finite number gives the status
-"reward_error" and its message; the sample is then left out of training and counted, see `guard_errors`. What is scored
-is the response alone. Synchronous functions run in processes that can be killed (`tasks.pool`), coroutines on the
-event loop, a reward model in a thread of its own (`tasks.model_reward`).
+"reward_error" and its message; the sample is then left out of training and counted, see `guard_errors`. A sample that no
+function applies to has the status "not_applicable": it is left out as well, and is no error. What is scored is the response
+alone. Synchronous functions run in processes that can be killed (`tasks.pool`), coroutines on the event loop, a reward model
+in a thread of its own (`tasks.model_reward`).
 
-Left out: batches. A reward sees one response at a time and knows nothing of its group.
+Left out: how other tools call a function (`tasks.adapters`), and how a call is made (`tasks.reward_calls`).
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
-from partita.config.schema import key, key_factory
 from partita.records import Prompt, Sample, Status, StopReason
-from partita.tasks.binding import RewardFunction, RewardSetupError, bind_all
+from partita.tasks.adapters import Answer, RewardSetupError
+from partita.tasks.binding import RewardFunction, bind_all
 from partita.tasks.dataset import TaskRow
-from partita.tasks.functions import RESERVED, error_text, read_reward
-from partita.tasks.pool import Outcome, Pool
+from partita.tasks.reward_call import RESERVED, Outcome, TrainerState
+from partita.tasks.reward_calls import Calls
+from partita.tasks.reward_settings import FunctionOptions, RewardConfig
+
+__all__ = [
+    "MODEL", "Answer", "Ask", "FunctionOptions", "Judge", "RewardConfig", "RewardErrors", "RewardRuntime", "RewardSetupError",
+    "Scored", "TrainerState", "guard_errors",
+]  # fmt: skip
 
 MODEL = "reward_model"
 """What the reward model's score is called among the parts."""
 
 
 @dataclass(frozen=True)
-class RewardConfig:
-    """How responses are scored."""
-
-    functions: list[str] = key_factory(
-        list,
-        "built-in names (math_correct, last_number_correct, think_answer_format), path/file.py:function or "
-        "package.module:function; empty for the data's own, where no model is named: a task's reward, math_correct for "
-        "#### answers",
-    )
-    weights: list[float] | None = key(None, "one weight per function; the reward is the weighted sum. null: 1 each")
-    model: str | None = key(
-        None,
-        "a reward model beside the functions: a folder or hub name of a sequence-classification model with one label; it reads "
-        "prompt and response in its own chat template and gives the part reward_model",
-    )
-    model_weight: float = key(1.0, "weight of the reward model's score in the sum")
-    model_normalise: bool = key(
-        False, "take the mean of reward_stats.json in the model's folder off its scores and divide them by the std"
-    )
-    timeout_seconds: float = key(10.0, "wall-clock limit of one call, waiting for a free worker not counted", gt=0)
-    start_seconds: float = key(60.0, "wall-clock limit of importing the reward functions in a worker", gt=0)
-    processes: int = key(4, "worker processes at most; they start when needed", ge=1)
-    memory_gb: float | None = key(1.0, "what one call may add to a worker's memory; null for no limit", gt=0)
-    max_error_share: float = key(
-        0.5, "the run stops when more than this share of a step's samples has no reward because of errors", ge=0, le=1
-    )
-
-    def __post_init__(self) -> None:
-        if self.weights is not None and self.functions and len(self.weights) != len(self.functions):
-            raise ValueError(f"weights has {len(self.weights)} values for {len(self.functions)} functions")
-
-
-@dataclass(frozen=True)
 class Scored:
     """The weighted reward, None exactly when `status` is not "ok"; `parts` by function name, `name/part` for its parts.
 
-    `error` starts with the function's name and one line that says what happened; a traceback may follow.
+    `error` starts with the function's name and one line that says what happened; a traceback may follow. `notes` are the texts
+    that functions told, by `name/note`. `step_rewards`: (place, reward) of single steps, weighted, the place counting the
+    tokens of the response from 0.
     """
 
     reward: float | None
     parts: dict[str, float] = field(default_factory=dict[str, float])
     status: Status = "ok"
     error: str = ""
-
-
-@dataclass(frozen=True)
-class Answer:
-    """What a policy answered: text without special tokens, and the ids as sampled, the end included where there is one."""
-
-    prompt: Prompt
-    text: str
-    ids: tuple[int, ...]
+    notes: dict[str, str] = field(default_factory=dict[str, str])
+    step_rewards: list[tuple[int, float]] = field(default_factory=list[tuple[int, float]])
 
 
 class Judge(Protocol):
-    """A reward model, whatever runs it; see `tasks.model_reward`."""
+    """Scores answers that belong together: a reward model, or functions that take lists."""
 
     async def ask(self, answers: Sequence[Answer]) -> list[Outcome]:
         """A score for each; whatever fails is in the outcome. Scores depend on what is asked together by rounding only."""
@@ -103,16 +71,64 @@ class RewardErrors(RuntimeError):
 
 
 def guard_errors(samples: Iterable[Sample], max_share: float) -> float:
-    """The share of samples with status "reward_error". Raises RewardErrors when it is above `max_share`."""
-    errors = [sample.error if sample.status == "reward_error" else None for sample in samples]
-    failed = [error for error in errors if error is not None]
-    share = len(failed) / max(len(errors), 1)
+    """The share of samples with status "reward_error", of those that some reward applies to.
+
+    Raises RewardErrors when it is above `max_share`, and where no reward applies to any of the samples.
+    """
+    given = list(samples)
+    judged = [sample for sample in given if sample.status != "not_applicable"]
+    if given and not judged:
+        raise RewardErrors(
+            f"none of {len(given)} samples has a reward, as no function applies ({given[0].error}). Name a function in "
+            "reward.functions that scores these rows, or take them out of the data"
+        )
+    failed = [sample.error for sample in judged if sample.status == "reward_error"]
+    share = len(failed) / max(len(judged), 1)
     if share > max_share:
         raise RewardErrors(
-            f"{len(failed)} of {len(errors)} samples have no reward because of errors "
+            f"{len(failed)} of {len(judged)} samples have no reward because of errors "
             f"(reward.max_error_share={max_share:g}). The first error:\n{failed[0]}"
         )
     return share
+
+
+class Panel:
+    """Judges what is asked together: the reward model gets all of it at once, a function that takes lists the answers to one
+    prompt. Which answers come together is decided by whoever asks, so it does not depend on time.
+    """
+
+    def __init__(self, functions: Sequence[RewardFunction], calls: Calls) -> None:
+        self.model: Judge | None = None
+        self.state: Callable[[], TrainerState] = TrainerState
+        self._calls = calls
+        self._index = {bound.name: i for i, bound in enumerate(functions)}
+
+    async def ask(self, answers: Sequence[Answer]) -> list[Outcome]:
+        """See `Judge`. The order of calls, and of answers within a call, is that of the answers."""
+        lots = dict[tuple[str, int | None, str], list[int]]()
+        for i, answer in enumerate(answers):
+            lot = (answer.to, answer.group, answer.prompt.uid) if answer.to else ("", None, "")
+            lots.setdefault(lot, []).append(i)
+        asked = (self._ask(to, [answers[i] for i in places]) for (to, _, _), places in lots.items())
+        found = await asyncio.gather(*asked)
+        outcomes = {
+            i: one
+            for places, of_lot in zip(lots.values(), found, strict=True)
+            for i, one in zip(places, of_lot, strict=True)
+        }
+        return [outcomes[i] for i in range(len(answers))]
+
+    async def _ask(self, to: str, answers: Sequence[Answer]) -> list[Outcome]:
+        if to:
+            return await self._calls.ask(self._index[to], answers, self.state())
+        assert self.model is not None, "only a scorer with a reward model asks it"
+        return await self.model.ask(answers)
+
+    def close(self) -> None:
+        """End the reward model's thread and the worker processes."""
+        if self.model is not None:
+            self.model.close()
+        self._calls.close()
 
 
 class RewardRuntime:
@@ -135,27 +151,30 @@ class RewardRuntime:
         if len(self._weights) != len(chosen):
             raise RewardSetupError(f"reward.weights has {len(self._weights)} values for {len(chosen)} functions")
         self._config = config
-        self._functions = bind_all(chosen)
+        self._functions = bind_all(chosen, config.options)
         reserved = RESERVED if config.model is None else (*RESERVED, MODEL)
         if taken := [bound.name for bound in self._functions if bound.name in reserved]:
             raise RewardSetupError(
                 f"a reward function cannot be called {taken[0]!r}: reward/{taken[0]} is a metric of its own; rename the function"
             )
-        self.judge: Judge | None = None
-        self._in_workers = [i for i, bound in enumerate(self._functions) if bound.place == "worker"]
-        self._pool = self._make_pool(chosen) if self._in_workers else None
-        self._threads = ThreadPoolExecutor(config.processes, "reward") if self._in_workers else None
+        self._calls = Calls(self._functions, chosen, config)
+        self._panel = Panel(self._functions, self._calls)
 
-    def _make_pool(self, chosen: Sequence[str | Callable[..., Any]]) -> Pool:
-        names = [name for i in self._in_workers if isinstance(name := chosen[i], str)]
-        # One process cannot be both fresh and forked: with an object among them, all of them are forked.
-        by_name = len(names) == len(self._in_workers)
-        return Pool(
-            names if by_name else [self._functions[i].function for i in self._in_workers],
-            processes=self._config.processes,
-            memory_gb=self._config.memory_gb,
-            start_seconds=self._config.start_seconds,
-        )
+    @property
+    def judge(self) -> Judge | None:
+        """What scores answers together: the reward model that was put in, and the functions that take lists. None where there
+        is neither: then every answer is scored by itself.
+        """
+        lists = any(bound.together for bound in self._functions)
+        return self._panel if lists or self._panel.model is not None else None
+
+    @judge.setter
+    def judge(self, model: Judge) -> None:
+        self._panel.model = model
+
+    def follow(self, state: Callable[[], TrainerState]) -> None:
+        """Tell where the training stands whenever a function asks for `trainer_state`."""
+        self._panel.state = state
 
     @property
     def names(self) -> list[str]:
@@ -174,18 +193,27 @@ class RewardRuntime:
         Raises RewardSetupError naming the function, the parameter and what is available; PoolError for a failing
         import.
         """
-        notes: dict[str, None] = {}
+        notes = {f"reward function {b.name!r} is called {b.style.how}": None for b in self._functions if b.style.how}
+        seen = set[tuple[object, ...]]()
         for row in rows:
-            names = _values(Prompt(row.uid, (), "", row.row, row.messages, row.answer), "", (), "stop")
-            for bound in self._functions:
-                if missing := bound.missing(names):
-                    raise RewardSetupError(f"row {row.uid}: {bound.complaint(missing[0], names)}")
-                for name in bound.optional:
-                    if name not in names:
-                        notes[f"reward function {bound.name!r}: no column {name!r}, its default is used"] = None
-        if self._pool is not None:
-            self._pool.start()
+            self._check_judged(row)
+            prompt = Prompt(row.uid, (), "", row.row, row.messages, row.answer)
+            shape = (row.answer is None, *((name, *_fields(value)) for name, value in row.row.items()))
+            if shape in seen:  # of many rows with the same columns, one tells all
+                continue
+            seen.add(shape)
+            notes |= {note: None for bound in self._functions for note in _check(bound, prompt)}
+        self._calls.start()
         return tuple(notes)
+
+    def _check_judged(self, row: TaskRow) -> None:
+        """Raises RewardSetupError for a row that a function says it can never judge."""
+        for bound in self._functions:
+            if bound.check is not None:
+                try:
+                    bound.check(row.row, row.answer, bound.options.kwargs)
+                except ValueError as error:
+                    raise RewardSetupError(f"row {row.uid}: {bound.name}: {error}") from error
 
     async def score(
         self, prompt: Prompt, text: str, ids: Sequence[int], stop_reason: StopReason, ask: Ask | None = None
@@ -193,85 +221,82 @@ class RewardRuntime:
         """Score one response. ask: brings its answer before the judge, together with others; alone where it is None. Raises
         only when the workers are gone (PoolError): a reward's fault is in the result.
         """
-        values = _values(prompt, text, ids, stop_reason)
-        calls: list[Coroutine[Any, Any, Outcome]] = [self._call(i, values) for i in range(len(self._functions))]
+        answer = Answer(prompt, text, tuple(ids), stop_reason)
+        calls: list[Coroutine[Any, Any, Outcome]] = []
+        for i, bound in enumerate(self._functions):
+            if bound.together:
+                calls.append((ask or self._ask_alone)(replace(answer, to=bound.name)))
+            else:
+                calls.append(self._ask_function(i, answer))
         if self._config.model is not None:
-            calls.append((ask or self._ask_alone)(Answer(prompt, text, tuple(ids))))
-        outcomes = await asyncio.gather(*calls)
-        reward, parts = 0.0, dict[str, float]()
-        for name, weight, outcome in zip(self.names, self.weights, outcomes, strict=True):
-            if outcome.reward is not None:
-                reward += weight * outcome.reward
-                parts[name] = outcome.reward
-                parts.update({f"{name}/{part}": value for part, value in outcome.parts.items()})
-        for name, outcome in zip(self.names, outcomes, strict=True):
-            if outcome.reward is None:
-                return Scored(None, parts, "reward_error", f"{name}: {outcome.error}")
-        return Scored(reward, parts)
+            calls.append((ask or self._ask_alone)(answer))
+        found = [await calls[0]] if len(calls) == 1 else await asyncio.gather(*calls)
+        outcomes = [self._checked(i, one, answer) for i, one in enumerate(found)]
+        return _summed(self.names, self.weights, outcomes)
 
-    async def _ask_alone(self, answer: Answer) -> Outcome:
-        if self.judge is None:
-            raise RewardSetupError(f"reward.model={self._config.model} was not loaded; put it in as `judge`")
-        (outcome,) = await self.judge.ask([answer])
+    async def _ask_function(self, index: int, answer: Answer) -> Outcome:
+        (outcome,) = await self._calls.ask(index, [answer], self._panel.state())
         return outcome
 
-    async def _call(self, index: int, values: Mapping[str, Any]) -> Outcome:
-        bound, seconds = self._functions[index], self._config.timeout_seconds
-        try:
-            arguments = bound.arguments(values)
-        except RewardSetupError as error:
-            return Outcome(None, error=str(error))
-        if bound.place == "here":
-            return _call_here(bound, arguments)
-        if bound.place == "loop":
-            return await _await(bound, arguments, seconds)
-        assert self._pool is not None
-        which = self._in_workers.index(index)
-        return await asyncio.get_running_loop().run_in_executor(
-            self._threads, self._pool.call, which, arguments, seconds
+    async def _ask_alone(self, answer: Answer) -> Outcome:
+        if not answer.to and self._panel.model is None:
+            raise RewardSetupError(f"reward.model={self._config.model} was not loaded; put it in as `judge`")
+        (outcome,) = await self._panel.ask([answer])
+        return outcome
+
+    def _checked(self, index: int, outcome: Outcome, answer: Answer) -> Outcome:
+        """The outcome, or an error where its steps cannot be those of this answer."""
+        if index >= len(self._functions) or outcome.reward is None:
+            return outcome
+        if self._functions[index].options.steps and not outcome.steps and answer.ids:
+            where = f"reward.options.{self._functions[index].name}.steps"
+            return Outcome(
+                None,
+                error=f"returned no steps, and {where} is set: return {{'score': ..., 'steps': [[token, reward], ...]}}",
+            )
+        outside = [at for at, _ in outcome.steps if not 0 <= at < len(answer.ids)]
+        if not outside:
+            return outcome
+        return Outcome(
+            None,
+            error=f"returned a step at token {outside[0]} of a response of {len(answer.ids)} tokens, counted from 0",
         )
 
     def close(self) -> None:
         """End the worker processes, running calls included, and the reward model's thread."""
-        if self.judge is not None:
-            self.judge.close()
-        if self._pool is not None and self._threads is not None:
-            self._pool.close()
-            self._threads.shutdown()
+        self._panel.close()
 
 
-def _values(prompt: Prompt, text: str, ids: Sequence[int], stop_reason: StopReason) -> dict[str, Any]:
-    """Everything a reward may ask for by name. The names of `GIVEN` win over columns; `row` still has those."""
-    values: dict[str, Any] = {str(name): value for name, value in prompt.row.items() if str(name).isidentifier()}
-    values.pop("answer", None)
-    if prompt.answer is not None:
-        values["answer"] = prompt.answer
-    return values | {
-        "response": text,
-        "completion": text,
-        "prompt": prompt.text,
-        "messages": [dict(message) for message in prompt.messages],
-        "row": dict(prompt.row),
-        "tokens": list(ids),
-        "stop_reason": stop_reason,
-    }
+def _fields(value: object) -> tuple[object, ...]:
+    return tuple(value) if isinstance(value, Mapping) else ()
 
 
-def _call_here(bound: RewardFunction, arguments: Mapping[str, Any]) -> Outcome:
-    try:
-        return Outcome(*read_reward(bound.function(**arguments)))
-    except Exception as error:  # whatever a reward raises is that sample's error, kept with its traceback
-        return Outcome(None, error=error_text(error))
+def _check(bound: RewardFunction, prompt: Prompt) -> list[str]:
+    """Lines worth showing. Raises RewardSetupError where the function cannot be called for this row."""
+    values: Mapping[str, Any] = bound.style.values([Answer(prompt, "", ())], TrainerState())
+    if missing := bound.missing(values):
+        raise RewardSetupError(f"row {prompt.uid}: {bound.complaint(missing[0], values)}")
+    notes = [
+        f"reward function {bound.name!r}: no column {name!r}, its default is used"
+        for name in bound.unused_defaults(values)
+    ]
+    if "labels" in bound.style.positional and prompt.answer is None:
+        notes.append(f"reward function {bound.name!r}: labels are empty, as the data have no gold answer")
+    return notes
 
 
-async def _await(bound: RewardFunction, arguments: Mapping[str, Any], seconds: float) -> Outcome:
-    if bound.own_limit:
-        return Outcome(await bound.function(**arguments, seconds=seconds))
-    limit = asyncio.timeout(seconds)
-    try:
-        async with limit:
-            return Outcome(*read_reward(await bound.function(**arguments)))
-    except Exception as error:  # see _call_here; a cancelled run still ends, as that is no Exception
-        if limit.expired():
-            return Outcome(None, error=f"no result within {seconds:g} seconds (reward.timeout_seconds)", timed_out=True)
-        return Outcome(None, error=error_text(error))
+def _summed(names: Sequence[str], weights: Sequence[float], outcomes: Sequence[Outcome]) -> Scored:
+    """The weighted sum of what applies."""
+    parts, notes, steps = dict[str, float](), dict[str, str](), list[tuple[int, float]]()
+    for name, weight, outcome in zip(names, weights, outcomes, strict=True):
+        parts |= {} if outcome.reward is None else {name: outcome.reward}
+        parts |= {f"{name}/{part}": value for part, value in outcome.parts.items()}
+        notes |= {f"{name}/{note}": text for note, text in outcome.notes.items()}
+        steps += [(at, weight * value) for at, value in outcome.steps]
+    for name, outcome in zip(names, outcomes, strict=True):
+        if outcome.failed:
+            return Scored(None, parts, "reward_error", f"{name}: {outcome.error}", notes)
+    rewards = [w * one.reward for w, one in zip(weights, outcomes, strict=True) if one.reward is not None]
+    if not rewards:
+        return Scored(None, parts, "not_applicable", f"{', '.join(names)}: not applicable", notes)
+    return Scored(sum(rewards), parts, notes=notes, step_rewards=steps)

@@ -1,6 +1,6 @@
 """Conversations as token rows: what the policy would have seen, and the answers that are learned, each with its end.
 
-An answer follows the very ids that the policy is asked with in sampling (`tasks.prompt`): the template's text up to its
+An answer follows the very ids that the policy is asked with in sampling (`tasks.rendering`): the template's text up to its
 generation prompt, tokenised as one. Its own ids are the rest of the conversation's; where the tokenizer would merge over
 the border between them, the answer is tokenised by itself. An answer whose context does not go on from the row before it
 (a template that strips earlier thinking, for one) gets a row of its own. Nothing is padded: where pad and end are the
@@ -23,7 +23,7 @@ from partita.records import Row
 from partita.tasks.conversations import Conversation
 from partita.tasks.dataset import TaskRow
 from partita.tasks.messages import Message
-from partita.tasks.prompt import BETWEEN, PromptError, bare_ids, template_of
+from partita.tasks.rendering import BETWEEN, PromptError, bare_ids, template_of
 
 NEVER = -1  # version of a token that no policy sampled
 

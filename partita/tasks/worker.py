@@ -1,9 +1,10 @@
 """The child side of reward scoring: a nursery that holds the functions and forks one worker after another.
 
 The nursery is a small process without threads that never calls a reward: it forks a worker on request (a few
-milliseconds, everything imported already) and kills one on request. A worker answers calls over its own socket until
-it is closed. Calls arrive pickled from the parent, which is trusted; answers go back as JSON, since what made them is
-not.
+milliseconds, everything imported already) and kills one on request, with all processes that its rewards have started: on
+Linux these become children of the nursery when theirs ends, whatever session they put themselves in. A worker answers calls
+over its own socket until it is closed. Calls arrive pickled from the parent, which is trusted; answers go back as JSON, since
+what made them is not.
 
 Left out: deadlines. The parent keeps them and asks the nursery to kill; see `tasks.pool`.
 """
@@ -24,13 +25,16 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from partita.tasks.functions import error_text, load_object, read_reward
+from partita.tasks.functions import ReturnedError, error_text, load_object
+from partita.tasks.reward_call import Call
+from partita.tasks.reward_readings import run
 
 if sys.platform != "win32":
     import resource
 
 FORK, END = b"F", b"E"
 PR_SET_PDEATHSIG = 1
+PR_SET_CHILD_SUBREAPER = 36
 
 
 def send(channel: socket.socket, data: bytes) -> None:
@@ -92,6 +96,9 @@ def serve(control: socket.socket, functions: Sequence[Callable[..., Any]]) -> No
     gc.freeze()  # keeps collections in workers from touching, and so copying, the pages they share with us
     # Loaded once: a worker then asks the kernel to be killed with us.
     libc = ctypes.CDLL(None) if sys.platform == "linux" else None
+    if libc is not None:
+        libc.prctl(PR_SET_CHILD_SUBREAPER, 1)
+    imported = children()  # what importing the functions has started is none of a worker's
     send(control, json.dumps({"ready": os.getpid()}).encode())
     living: set[int] = set()
     try:
@@ -106,12 +113,15 @@ def serve(control: socket.socket, functions: Sequence[Callable[..., Any]]) -> No
                 control.sendall(struct.pack("!q", pid))
             elif number in living:
                 living.discard(number)
-                control.sendall(struct.pack("!q", end(number)))
+                code = end(number)
+                end_orphans(living | imported)
+                control.sendall(struct.pack("!q", code))
     except ConnectionError:
         return
     finally:
         for pid in living:
             end(pid)
+        end_orphans(set())
 
 
 def end(pid: int) -> int:
@@ -121,6 +131,19 @@ def end(pid: int) -> int:
         with suppress(ProcessLookupError, PermissionError):
             kill(pid, signal.SIGKILL)
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+def children() -> set[int]:
+    """The child processes of this process; none where the system does not list them."""
+    listed = Path(f"/proc/self/task/{os.getpid()}/children")
+    return set(map(int, listed.read_text().split())) if listed.exists() else set()
+
+
+def end_orphans(kept: set[int]) -> None:
+    """Kill all children but those that are kept, and what these leave behind, until there is none."""
+    while left := children() - kept:
+        for pid in left:
+            end(pid)
 
 
 def _fork(
@@ -154,14 +177,19 @@ def _limit_memory(extra: int) -> None:
 
 def answer_calls(channel: socket.socket, functions: Sequence[Callable[..., Any]]) -> None:
     """Call functions until the parent closes the channel; one call at a time."""
+    me = os.getpid()
     while (frame := receive(channel)) is not None:
-        send(channel, json.dumps(_call(functions, frame)).encode())
+        answer = json.dumps(_call(functions, frame)).encode()
+        if os.getpid() != me:  # the reward forked, and this is the copy: it must not answer as well
+            os._exit(0)
+        send(channel, answer)
 
 
 def _call(functions: Sequence[Callable[..., Any]], frame: bytes) -> dict[str, Any]:
     try:
-        which, arguments = pickle.loads(frame)
-        reward, parts = read_reward(functions[which](**arguments))
-    except BaseException as error:  # SystemExit and MemoryError included: all of them are this sample's error
-        return {"error": error_text(error), "memory": isinstance(error, MemoryError)}
-    return {"reward": reward, "parts": parts}
+        call = Call(*pickle.loads(frame))
+        outcomes = run(functions[call.which], call)
+    except BaseException as error:  # SystemExit and MemoryError included: all of them are this call's error
+        memory = isinstance(error, MemoryError)
+        return {"error": error_text(error), "memory": memory, "raised": not isinstance(error, ReturnedError)}
+    return {"outcomes": [(one.reward, one.parts, one.notes, one.steps) for one in outcomes]}

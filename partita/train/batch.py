@@ -148,10 +148,11 @@ def _bad_step(member: _Member, at: int, value: float) -> str:
 
 
 def _part_names(members: Sequence[_Member]) -> tuple[str, ...]:
-    """Parts that all valid samples have, sorted. `f/x` is what function f told beside its value, which is a part itself."""
-    of_valid = [set(member.sample.parts) for member in members if member.valid]
-    common = set[str].intersection(*of_valid) if of_valid else set[str]()
-    return tuple(sorted(name for name in common if name.split("/")[0] not in common - {name}))
+    """Parts that valid samples have, sorted; a function may apply to some of them only. `f/x` is what function f told beside
+    its value, which is a part itself.
+    """
+    known = {name for member in members if member.valid for name in member.sample.parts}
+    return tuple(sorted(name for name in known if name.split("/")[0] not in known - {name}))
 
 
 def _parts(members: Sequence[_Member], names: Sequence[str]) -> Tensor:

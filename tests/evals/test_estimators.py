@@ -3,6 +3,7 @@
 import itertools
 import json
 import math
+import random
 from pathlib import Path
 
 import pytest
@@ -10,12 +11,12 @@ import pytest
 from partita.evals.estimators import (
     avg_at_k,
     maj_at_k,
+    maj_at_k_over_prompts,
     paired_difference,
     pass_at_k,
     pass_at_k_over_prompts,
-    student_t,
-    wilson,
 )
+from partita.evals.intervals import of_shares, wilson
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "metric_pass_at_k.json"
 
@@ -93,26 +94,37 @@ def test_maj_at_k_refuses_more_votes_than_samples(k: int) -> None:
         maj_at_k(["a", "b"], "a", k)
 
 
-@pytest.mark.parametrize(
-    ("confidence", "freedom", "table"),
-    [(0.95, 1, 12.706), (0.95, 2, 4.303), (0.95, 3, 3.182), (0.95, 10, 2.228), (0.99, 4, 4.604), (0.95, 120, 1.980)],
-)
-def test_student_t_against_the_printed_table(confidence: float, freedom: int, table: float) -> None:
-    assert student_t(confidence, freedom) == pytest.approx(table, abs=6e-4)
+def test_a_thousand_random_tables_against_the_enumeration_of_all_subsets() -> None:
+    rng = random.Random(0)
+    for _ in range(1000):
+        n, kinds = rng.randint(1, 7), rng.randint(1, 4)
+        answers = [rng.choice([None, *"abcd"[:kinds]]) for _ in range(n)]
+        k = rng.randint(1, n)
+        subsets = list(itertools.combinations(answers, k))
+        right = sum("a" in subset for subset in subsets) / len(subsets)
+        assert pass_at_k(n, answers.count("a"), k) == pytest.approx(right, abs=1e-12)
+        agreed = sum(majority_of(subset, "a") for subset in subsets) / len(subsets)
+        assert maj_at_k(answers, "a", k) == pytest.approx(agreed, abs=1e-12)
 
 
-def test_student_t_is_continuous_where_the_method_changes() -> None:
-    step = student_t(0.95, 199) - student_t(0.95, 200)
-    assert student_t(0.95, 200) - student_t(0.95, 201) == pytest.approx(step, rel=0.05)
-    assert student_t(0.95, 10**6) == pytest.approx(1.959964, abs=1e-5)
+def test_pass_at_k_of_many_samples_is_exact() -> None:
+    # 1 - 9999/10000, and 1 - C(9999, 5000)/C(10000, 5000) = 1 - 5000/10000
+    assert pass_at_k(10_000, 1, 1) == 1e-4
+    assert pass_at_k(10_000, 1, 5000) == 0.5
+    assert pass_at_k(10_000, 9_999, 2) == 1.0
 
 
-def test_wilson_by_hand() -> None:
-    # n = 10, 8 right, z = 1.96: centre (0.8 + 0.19208) / 1.38416, reach 1.96 sqrt(0.016 + 0.009604) / 1.38416
-    low, high = wilson(8, 10)
-    assert (low, high) == (pytest.approx(0.4902, abs=1e-4), pytest.approx(0.9433, abs=1e-4))
-    assert wilson(0, 10) == (0.0, pytest.approx(0.2775, abs=1e-4))
-    assert wilson(10, 10) == (pytest.approx(0.7225, abs=1e-4), 1.0)
+def test_maj_of_as_many_as_there_are_is_what_they_agree_on() -> None:
+    assert maj_at_k(["a", "a", "b"], "a", 3) == 1.0
+    assert maj_at_k(["a", "a", "b", "b", "c"], "a", 5) == 0.5
+    many = [str(number) for number in range(48)] + ["a"] * 16
+    assert maj_at_k(many, "a", 64) == 1.0
+    assert 0.9 < maj_at_k(many, "a", 32) <= 1.0
+
+
+def test_maj_over_prompts() -> None:
+    found = maj_at_k_over_prompts([["a", "a", "b"], ["b", "b", "a"]], ["a", "a"], 3)
+    assert (found.mean, found.prompts, found.samples) == (0.5, 2, 6)
 
 
 def test_one_binary_sample_a_prompt_uses_wilson() -> None:
@@ -122,12 +134,24 @@ def test_one_binary_sample_a_prompt_uses_wilson() -> None:
 
 
 def test_several_samples_a_prompt_are_clustered() -> None:
-    # prompt means 0, 0.5, 1, 1: mean 0.625, standard deviation sqrt(0.6875 / 3), t(3) = 3.18245
+    # prompt means 0, 0.5, 1, 1: mean 0.625, standard deviation sqrt(0.6875 / 3)
     estimate = avg_at_k([[0.0, 0.0], [1.0, 0.0], [1.0, 1.0], [1.0]])
     assert estimate.mean == 0.625
     assert estimate.standard_error == pytest.approx(math.sqrt(0.6875 / 3) / 2)
-    assert (estimate.low, estimate.high) == (0.0, 1.0)  # 0.625 ± 0.762, cut to what an accuracy can be
-    assert (estimate.method, estimate.samples) == ("clustered", 7)
+    assert estimate == of_shares([0.0, 0.5, 1.0, 1.0], 7)
+    assert (estimate.method, estimate.samples) == ("clustered_wilson", 7)
+
+
+def test_two_values_are_a_share_on_their_own_scale() -> None:
+    right = avg_at_k([[1.0, 0.0], [1.0, 1.0], [0.0, 0.0], [1.0, 0.0]])
+    signed = avg_at_k([[1.0, -1.0], [1.0, 1.0], [-1.0, -1.0], [1.0, -1.0]])
+    assert right.low is not None and right.high is not None and right.standard_error is not None
+    assert (signed.mean, signed.low, signed.high) == pytest.approx((0.0, 2 * right.low - 1, 2 * right.high - 1))
+    assert signed.standard_error == pytest.approx(2 * right.standard_error)
+
+
+def test_two_values_that_happen_to_be_the_only_ones_are_no_scale() -> None:
+    assert avg_at_k([[0.2], [0.4], [0.4]]).method == "skewed_t"
 
 
 def test_graded_scores_are_not_cut() -> None:
@@ -141,12 +165,6 @@ def test_repeating_a_sample_does_not_narrow_the_interval() -> None:
     once = avg_at_k([[0.2], [0.9], [0.4]])
     often = avg_at_k([[0.2] * 8, [0.9] * 8, [0.4] * 8])
     assert (often.low, often.high) == (pytest.approx(once.low), pytest.approx(once.high))
-
-
-@pytest.mark.parametrize(("score", "bounds"), [(1.0, (0.7225, 1.0)), (0.0, (0.0, 0.2775))])
-def test_all_right_or_all_wrong_is_not_certainty(score: float, bounds: tuple[float, float]) -> None:
-    estimate = avg_at_k([[score] * 4] * 10)
-    assert (estimate.low, estimate.high) == (pytest.approx(bounds[0], abs=1e-4), pytest.approx(bounds[1], abs=1e-4))
 
 
 def test_one_graded_prompt_has_no_interval() -> None:
@@ -167,12 +185,10 @@ def test_shown_as_text() -> None:
 def test_paired_difference_by_hand() -> None:
     before = {"a": [0.0, 0.0], "b": [1.0, 0.0], "c": [1.0, 1.0]}
     after = {"c": [1.0], "a": [1.0], "b": [1.0]}
-    # differences 1, 0.5, 0: mean 0.5, standard deviation 0.5
     estimate = paired_difference(before, after)
-    reach = 4.302653 * 0.5 / math.sqrt(3)
-    assert estimate.mean == 0.5
-    assert (estimate.low, estimate.high) == (pytest.approx(0.5 - reach), pytest.approx(0.5 + reach))
-    assert (estimate.prompts, estimate.samples) == (3, 3)
+    assert estimate.mean == 0.5  # 1, 0.5 and 0
+    assert (estimate.prompts, estimate.samples, estimate.method) == (3, 3, "paired")
+    assert (estimate.low, estimate.high) == (-1.0, 1.0)  # three prompts say little
 
 
 def test_pairing_narrows_the_interval_when_prompts_differ_in_difficulty() -> None:
@@ -194,7 +210,7 @@ def test_pass_at_k_over_prompts() -> None:
     estimate = pass_at_k_over_prompts(correct, 2)
     # 1 - C(3,2)/C(4,2) = 0.5; 1 - C(2,2)/C(4,2) = 5/6; 0
     assert estimate.mean == pytest.approx((0.5 + 5 / 6) / 3)
-    assert (estimate.low, estimate.samples) == (0.0, 12)
+    assert estimate == of_shares([0.5, 5 / 6, 0.0], 12)
     assert pass_at_k_over_prompts(correct, 1).mean == pytest.approx(3 / 12)
     with pytest.raises(ValueError, match="pass@5 is undefined for 4 samples"):
         pass_at_k_over_prompts(correct, 5)
@@ -211,9 +227,3 @@ def test_pass_at_k_over_prompts() -> None:
 def test_scores_that_say_nothing_are_refused(scores: list[list[float]], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         avg_at_k(scores)
-
-
-@pytest.mark.parametrize("confidence", [0.0, 1.0, 95.0])
-def test_confidence_is_a_share(confidence: float) -> None:
-    with pytest.raises(ValueError, match="between 0 and 1"):
-        wilson(1, 2, confidence=confidence)

@@ -51,6 +51,33 @@ def test_all_answers_of_a_round_are_judged_together_in_the_order_of_samples() ->
     assert all(sample.reward == sample.parts["reward_model"] == sample.length for one in groups for sample in one)
 
 
+def lists(completions, prompts, **kwargs):
+    return [len(completions) + 100.0 * len(set(prompts))] * len(completions)
+
+
+def test_a_function_that_takes_lists_is_asked_group_by_group() -> None:
+    runtime = RewardRuntime(RewardConfig(processes=1), [lists])
+    setting = Setting(TableEngine(), SingleTurn(), runtime, Sampling(3), 5, 0, runtime.judge)
+    twice = [(serial, PROMPTS[0][1]) for serial in range(2)]  # one prompt, two groups
+    groups = asyncio.run(asyncio.wait_for(play(setting, twice, [2, 3]), 10))
+    runtime.close()
+    assert [group.rewards for group in groups] == [[102.0] * 2, [103.0] * 3]
+
+
+def stepwise(response, tokens):
+    return {"score": 1.0, "steps": [[i, 0.5] for i in range(len(tokens))], "said": response}
+
+
+def test_steps_and_notes_of_functions_reach_the_samples() -> None:
+    runtime = RewardRuntime(RewardConfig(processes=1), [stepwise])
+    setting = Setting(TableEngine(), SingleTurn(), runtime, Sampling(3), 5, 0, runtime.judge)
+    (group,) = asyncio.run(asyncio.wait_for(play(setting, PROMPTS[:1], 2), 10))
+    runtime.close()
+    for sample in group.samples:
+        assert sample.step_rewards == [(i, 0.5) for i in range(sample.length)]
+        assert sample.notes == {"stepwise/said": sample.text}
+
+
 class Unequal:
     """Samples sleep before they ask, some ask for two scores, some go on after the first."""
 

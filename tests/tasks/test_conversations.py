@@ -1,6 +1,6 @@
 import pytest
 
-from partita.tasks.conversations import ROLES, NothingToLearn, RowError, RowReader
+from partita.tasks.conversations import ROLES, NothingToLearn, RowError, RowReader, question_in
 from partita.tasks.files import DataError
 
 DRILL = "\n\nHuman: My drill slips on tile. My Assistant: a cheap bit. Any tips?\n\nAssistant: Which tile is it?"
@@ -148,7 +148,12 @@ def test_messages_that_are_none_are_named():
         ("hello", "messages is a str; expected a list"),
         ([{"role": "user"}, said("assistant", "b")], r"messages\[0\] \(user\) has no content"),
         ([{"content": "a"}], r"messages\[0\] has no role"),
-        ([said("user", [{"type": "text", "text": "a"}])], "content of type list, not text"),
+        (
+            [said("user", [{"type": "image_url"}])],
+            "messages\\[0\\] \\(user\\) has a part of type 'image_url'; only text",
+        ),
+        ([said("user", [1])], "content of type list, not text"),
+        ([said("user", "a\ud83d")], "half a character at 1"),
     ]:
         with pytest.raises(DataError, match=words):
             read({"messages": messages})
@@ -244,3 +249,70 @@ def test_only_the_last_answer_is_judged_and_a_label_must_be_one():
             RowReader().judgement({"prompt": "a", "completion": "b", "label": label})
     with pytest.raises(NothingToLearn):
         RowReader().judgement({"prompt": "a", "completion": "", "label": True})
+
+
+def test_content_in_parts_is_one_text():
+    parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
+    found = read({"messages": [said("user", parts), said("assistant", "c")]})
+    assert talk(found) == [("user", "ab"), ("assistant", "c")]
+
+
+def test_columns_are_reached_into_as_in_openais_preferences_and_verls_rows():
+    row = {
+        "input": {"messages": [said("user", "Hi")]},
+        "preferred_output": [said("assistant", "Hello")],
+        "non_preferred_output": [said("assistant", "What")],
+    }
+    columns = {"prompt": "input.messages", "chosen": "preferred_output", "rejected": "non_preferred_output"}
+    found = RowReader(columns=columns).comparison(row)
+    assert talk(found.chosen) == [("user", "Hi"), ("assistant", "Hello")]
+    assert talk(found.rejected)[-1] == ("assistant", "What")
+    verl = {"prompt": {"role": ["user"], "content": ["6*7?"]}, "extra_info": {"answer": "6*7=42"}}
+    found = RowReader(columns={"completion": "extra_info.answer"}).conversation(verl)
+    assert talk(found) == [("user", "6*7?"), ("assistant", "6*7=42")]
+    with pytest.raises(
+        RowError, match=r"no column 'extra_info.anser' for completion \(near: extra_info.answer\); it has prompt"
+    ):
+        RowReader(columns={"completion": "extra_info.anser"}).conversation(verl)
+
+
+def test_preferences_in_alpacas_and_sharegpts_layout():
+    row = {"instruction": "Translate.", "input": "cat", "chosen": "chat", "rejected": "chien"}
+    found = RowReader().comparison(row)
+    assert talk(found.chosen) == [("user", "Translate.\ncat"), ("assistant", "chat")]
+    row = {
+        "conversations": [
+            {"from": "human", "value": "2?"},
+            {"from": "gpt", "value": "4"},
+            {"from": "human", "value": "3?"},
+        ],
+        "chosen": {"from": "gpt", "value": "6"},
+        "rejected": {"from": "gpt", "value": "7"},
+    }
+    found = RowReader().comparison(row)
+    assert talk(found.rejected) == [("user", "2?"), ("assistant", "4"), ("user", "3?"), ("assistant", "7")]
+    assert learned(found.chosen) == ["6"]
+
+
+@pytest.mark.parametrize(
+    ("cell", "asked"),
+    [
+        ("Hi", [("user", "Hi")]),
+        (WREN, [("user", "Name a bird.")]),
+        (DRILL, [("user", "My drill slips on tile. My Assistant: a cheap bit. Any tips?"), ("assistant", "Which tile is it?"),
+                 ("user", "Porcelain.")]),
+        ([{"from": "human", "value": "2+2?"}, {"from": "gpt", "value": "4"}], [("user", "2+2?")]),
+        ([said("system", "Brief."), said("user", "a"), said("assistant", "b")], [("system", "Brief."), ("user", "a")]),
+    ],
+)  # fmt: skip
+def test_a_prompt_of_any_layout_ends_where_the_assistant_is_to_speak(cell, asked):
+    found = question_in(cell, "prompt", drop_answer=True)
+    assert [(message["role"], message["content"]) for message in found] == asked
+
+
+def test_an_answer_at_the_end_of_a_prompt_is_asked_about():
+    whole = [{"from": "human", "value": "2+2?"}, {"from": "gpt", "value": "4"}]
+    with pytest.raises(DataError, match=r"ends with a message of 'assistant'; .*; last_answer=drop leaves it out"):
+        question_in(whole, "conversations", drop_answer=False)
+    with pytest.raises(DataError, match="'prompt' ends with a message of 'nobody'"):
+        question_in([said("assistant", "Hi")], "prompt", drop_answer=True)

@@ -1,34 +1,17 @@
 import json
-from decimal import Decimal
 
 import datasets
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from task_rows import BAKERY, SOLVED
 
 from partita.tasks.catalog import TASKS
-from partita.tasks.dataset import ColumnsConfig, DataError, DatasetConfig, gold_text, load_rows
+from partita.tasks.dataset import ColumnsConfig, DataError, DatasetConfig, load_rows
 from partita.tasks.graders.math import math_correct
-from partita.tasks.settings import BOXED_INSTRUCTION
-
-BAKERY = [
-    {
-        "question": "A bakery packs 24 rolls in a box and fills 45 boxes. How many rolls?",
-        "answer": "One box holds 24.\nSo 24*45=<<24*45=1080>>1080 rolls.\n#### 1,080",
-    },
-    {"question": "It was 3 degrees, then 7 colder. What now?", "answer": "3-7=<<3-7=-4>>-4.\n#### -4"},
-    {"question": "A pen costs $0.75. What do 3 cost?", "answer": "3*0.75=<<3*.75=2.25>>2.25.\n#### 2.25"},
-]
-
-
-@pytest.fixture
-def load(tmp_path):
-    def load(rows, **keys):
-        file = tmp_path / "rows.jsonl"
-        file.write_text("".join(json.dumps(row) + "\n" for row in rows))
-        return load_rows(DatasetConfig(path=str(file), **keys), seed=1)
-
-    return load
+from partita.tasks.rates import PassRates
+from partita.tasks.settings import BOXED_INSTRUCTION, MixedSourceConfig, PassRatesConfig
+from partita.tasks.split import digest
 
 
 def test_word_problems_as_downloaded(load):
@@ -52,6 +35,21 @@ def test_a_word_problem_without_its_mark_is_an_error_or_is_counted(load):
     assert any(note.startswith("1 of 4 rows left out") and "row 4" in note for note in loaded.notes)
 
 
+def test_a_row_that_cannot_be_read_follows_the_same_policy(tmp_path):
+    file = tmp_path / "rows.jsonl"
+    file.write_text('{"prompt": "a", "answer": "1"}\n{"prompt": "b", \n{"prompt": "", "answer": "1"}\n')
+    with pytest.raises(
+        DataError, match=r"2 of 3 rows cannot be used; on_bad_row=drop .*\n  .*rows.jsonl:2: broken JSON"
+    ):
+        load_rows(DatasetConfig(path=str(file)), seed=1)
+    loaded = load_rows(DatasetConfig(path=str(file), on_bad_row="drop"), seed=1)
+    assert [row.uid.split("-")[0] for row in loaded.rows] == ["1"]
+    assert any(note.startswith("2 of 3 rows left out") and "rows.jsonl:2" in note for note in loaded.notes)
+    file.write_text("{\n")
+    with pytest.raises(DataError, match=r"1 of 1 rows cannot be used:\n.*rows.jsonl:1: broken JSON"):
+        load_rows(DatasetConfig(path=str(file), on_bad_row="drop"), seed=1)
+
+
 def test_answers_can_be_plain(load):
     loaded = load([{"question": "1+1?", "answer": "2"}])
     assert loaded.rows[0].answer == "2" and loaded.functions == ()
@@ -59,29 +57,6 @@ def test_answers_can_be_plain(load):
     assert load([{"question": "a", "answer": "x #### 3"}], answer_format="plain").rows[0].answer == "x #### 3"
     with pytest.raises(DataError, match=r"answer_format=plain"):
         load([{"question": "1+1?", "answer": "2"}], answer_format="gsm8k")
-
-
-@pytest.mark.parametrize(
-    ("value", "text"),
-    [
-        (42, "42"),
-        (42.0, "42"),
-        (2.25, "2.25"),
-        ("  42 ", "42"),
-        (-0.5, "-0.5"),
-        (Decimal("1.50"), "1.50"),
-        (10**20, "1" + "0" * 20),
-    ],
-)
-def test_gold_numbers_become_text(value, text):
-    assert gold_text(value, "answer") == text
-    assert math_correct(f"\\boxed{{{text}}}", text) == 1.0
-
-
-@pytest.mark.parametrize("value", [True, [42], None, {"a": 1}, "", " ", float("nan"), float("inf")])
-def test_other_gold_values_are_refused_with_row_and_field(load, value):
-    with pytest.raises(DataError, match=r"row 2: 'answer' is .*must be text or a number"):
-        load([{"prompt": "a", "answer": "1"}, {"prompt": "b", "answer": value}])
 
 
 @pytest.mark.parametrize(
@@ -113,6 +88,7 @@ def test_a_misspelt_or_missing_column_is_named_with_its_neighbour(load):
 def test_columns_can_be_named_and_reached_into(load):
     rows = [{"task": {"text": "5+4^2?"}, "reward_model": {"ground_truth": "21"}, "prompt": "not this"}]
     columns = ColumnsConfig(prompt="task.text", answer="reward_model.ground_truth")
+    assert load(rows, columns=columns).functions == ()  # nothing says how they are judged
     (row,) = load(rows, columns=columns).rows
     assert row.messages[0]["content"] == "5+4^2?" and row.answer == "21"
     assert load([{"prompt": "a", "target": 33}], columns=ColumnsConfig(answer=None)).rows[0].answer is None
@@ -120,26 +96,6 @@ def test_columns_can_be_named_and_reached_into(load):
         load(rows, columns=ColumnsConfig(prompt="prompt", answer="reward_model.truth"))
     with pytest.raises(DataError, match=r"columns prompt and question could all be the prompt; set columns.prompt"):
         load([{"prompt": "a", "question": "b", "answer": "c"}])
-
-
-def test_conversations_stay_as_they_are_and_get_no_second_instruction(load):
-    talk = [
-        {"role": "system", "content": "Be brief."},
-        {"role": "user", "content": "Hi", "name": None},
-        {"role": "assistant", "tool_calls": [{"name": "add"}]},
-        {"role": "tool", "content": "3"},
-    ]
-    (row,) = load([{"messages": talk, "answer": "#### 3"}], instruction=None).rows
-    assert [message["role"] for message in row.messages] == ["system", "user", "assistant", "tool"]
-    assert row.messages[1] == {"role": "user", "content": "Hi"} and row.messages[2]["content"] == ""
-    told = load([{"messages": talk, "answer": "3"}], instruction="Use \\boxed{}.").rows[0]
-    assert told.messages[1]["content"] == "Hi\nUse \\boxed{}." and told.messages[3]["content"] == "3"
-    with pytest.raises(DataError, match=r"ends with a message of 'assistant'"):
-        load([{"messages": talk[:3], "answer": "3"}])
-    with pytest.raises(DataError, match=r"has a system message of its own"):
-        load([{"messages": talk, "answer": "3"}], system="Think.")
-    system = load([{"prompt": "Hi", "answer": "3"}], system="Think.").rows[0].messages
-    assert [message["content"] for message in system] == ["Think.", "Hi"]
 
 
 def test_a_struct_of_lists_is_read_as_the_messages_it_means(tmp_path):
@@ -200,6 +156,59 @@ def test_a_saved_data_set_is_read_by_split(tmp_path):
         load_rows(DatasetConfig(path=str(tmp_path / "several")), seed=1)
 
 
-def test_keys_that_contradict_each_other_are_refused():
-    with pytest.raises(ValueError, match=r"answer_format=gsm8k needs an answer column"):
-        DatasetConfig(answer_format="gsm8k", columns=ColumnsConfig(answer=None))
+def test_several_sources_each_read_in_its_own_way(tmp_path):
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in BAKERY))
+    (tmp_path / "b.jsonl").write_text(json.dumps(SOLVED[0]) + "\n")
+    sources = {
+        "bakery": MixedSourceConfig(path=str(tmp_path / "a.jsonl"), instruction=None, weight=3.0),
+        "solved": MixedSourceConfig(path=str(tmp_path / "b.jsonl")),
+    }
+    loaded = load_rows(DatasetConfig(mix=sources), seed=1)
+    assert [row.row["mix"] for row in loaded.rows] == ["bakery"] * 3 + ["solved"]
+    assert [row.uid.split("-")[0] for row in loaded.rows] == ["bakery/1", "bakery/2", "bakery/3", "solved/1"]
+    assert loaded.rows[0].messages[0]["content"] == BAKERY[0]["question"]
+    assert loaded.rows[3].messages[0]["content"].endswith(BOXED_INSTRUCTION)
+    assert loaded.functions == (math_correct,)
+    assert loaded.notes[0] == "bakery: prompts from 'question', gold answers from 'answer' after the last ####"
+    task = MixedSourceConfig(path="largest", size=4)
+    loaded = load_rows(DatasetConfig(mix={**sources, "numbers": task}), seed=1)
+    assert len(loaded.rows) == 8 and loaded.functions == ()
+    assert loaded.notes[-1].startswith(
+        "the sources bring different rewards (bakery math_correct, solved math_correct, numbers"
+    )
+    with pytest.raises(DataError, match=r"train_dataset: mix.none: .*no such file"):
+        load_rows(DatasetConfig(mix={"none": MixedSourceConfig(path=str(tmp_path / "x.jsonl"))}), seed=1)
+    (tmp_path / "c.jsonl").write_text('{"prompt": "a", "answer": "b", "mix": "c"}')
+    with pytest.raises(DataError, match=r"mix.c: row c/1-.* has a column 'mix'"):
+        load_rows(DatasetConfig(mix={"c": MixedSourceConfig(path=str(tmp_path / "c.jsonl"))}), seed=1)
+    with pytest.raises(ValueError, match=r"path, system beside mix: set it in each source, as mix.NAME.path"):
+        DatasetConfig(mix=sources, path="largest", system="Be brief.")
+
+
+def test_prompts_are_chosen_by_how_often_they_were_right(load, tmp_path):
+    rows = [{"prompt": f"{i}?", "answer": str(i)} for i in range(4)]
+    rates = PassRates(known={digest(row.messages): (8, 4 * i) for i, row in enumerate(load(rows).rows[:3])})
+    (tmp_path / "rates.jsonl").write_text(rates.lines())
+    files = [str(tmp_path / "rates.jsonl")]
+
+    def kept(**keys):
+        loaded = load(rows, pass_rates=PassRatesConfig(files=files, **keys))
+        return [row.answer for row in loaded.rows], loaded.notes[-1]
+
+    assert kept() == (["0", "1", "2", "3"], "pass rates known of 3 of 4 prompts; 4 kept")
+    assert kept(min=0.1, max=0.9)[0] == ["1", "3"]
+    assert kept(min=0.1, max=0.9, unseen="drop")[0] == ["1"]
+    assert kept(max=0.5)[0] == ["0", "1", "3"]
+    with pytest.raises(
+        DataError,
+        match=r"pass_rates leaves no prompt: .*known of 3 of 4 prompts; 0 kept, min 0.6, max 0.9, unseen=drop",
+    ):
+        kept(min=0.6, max=0.9, unseen="drop")
+    assert kept(min=0.1, max=0.9)[0] == [row.answer for row in load(rows).rows if row.answer in "13"]
+    assert len(
+        load(rows, side=True, held_out=0.5, pass_rates=PassRatesConfig(files, min=0.1, unseen="drop")).rows
+    ) == len(load(rows, side=True, held_out=0.5).rows)  # what is evaluated does not depend on what was trained
+    with pytest.raises(ValueError, match="files is empty"):
+        PassRatesConfig(min=0.1)
+    with pytest.raises(ValueError, match=r"min=0.9 is above max=0.1"):
+        PassRatesConfig(files=files, min=0.9, max=0.1)

@@ -12,12 +12,14 @@ import pytest
 from partita.tasks.pool import Pool, PoolError
 
 REWARDS = """
-import os, sys, time
+import os, re, sys, time
 
 def double(x): return 2 * x
 def hang(x):
     while True: pass
 def sleep_in_c(x): return 9 ** 9 ** 9
+def regex(x): return re.match("(a+)+$", "a" * 60 + "b")
+def long_sum(x): return sum(range(10 ** 13))
 def leave(x): os._exit(3)
 def exit(x): sys.exit("enough")
 def swallow(x): return len(b"a" * (4 * 2 ** 30))
@@ -30,6 +32,22 @@ def family(x):
     child = subprocess.Popen(["sleep", "60"])
     open(x, "w").write(str(child.pid))
     time.sleep(60)
+def fork(x): return float(os.fork() >= 0)
+def hang_twice(x):
+    note(x, os.fork())
+    while True: pass
+def note(x, child):
+    if child: open(x, "a").write(f"{child}\\n")
+def daemon(x, hang=False):
+    if not os.fork():
+        os.setsid()
+        if os.fork(): os._exit(0)
+        note(x, os.getpid())
+        time.sleep(60)
+    os.wait()
+    while not os.path.exists(x): time.sleep(0.01)
+    while hang: pass
+    return 1.0
 def torch_loaded(x): return "torch" in sys.modules
 """
 NAMES = [line.split("(")[0][4:] for line in REWARDS.splitlines() if line.startswith("def ")]
@@ -73,7 +91,7 @@ def test_one_worker_serves_call_after_call(pool):
     assert call(pool, "pid").reward == call(pool, "pid").reward
 
 
-@pytest.mark.parametrize("name", ["hang", "sleep_in_c"])
+@pytest.mark.parametrize("name", ["hang", "sleep_in_c", "regex", "long_sum"])
 def test_a_call_that_does_not_come_back_is_killed_and_its_worker_replaced(pool, name):
     started = time.monotonic()
     outcome = call(pool, name, seconds=0.3)
@@ -120,6 +138,36 @@ def test_processes_that_a_reward_started_die_with_it(pool, tmp_path):
     file = tmp_path / "pid"
     assert call(pool, "family", str(file), 0.5).timed_out
     assert gone(int(file.read_text()))
+
+
+def test_a_reward_that_forks_is_answered_once(pool):
+    assert [call(pool, "fork").reward for _ in range(5)] == [1.0] * 5
+    assert call(pool, "double", 5).reward == 10.0
+
+
+def test_a_fork_that_hangs_as_well_is_killed(pool, tmp_path):
+    file = tmp_path / "pids"
+    assert call(pool, "hang_twice", str(file), 0.3).timed_out
+    assert all(gone(int(pid)) for pid in file.read_text().split())
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere a process that left its session is not found again")
+def test_a_process_in_a_session_of_its_own_dies_with_its_worker(pool, tmp_path):
+    file = tmp_path / "pid"
+    hanging = pool.call(NAMES.index("daemon"), {"x": str(file), "hang": True}, 1.0)
+    assert hanging.timed_out
+    assert gone(int(file.read_text()))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere a process that left its session is not found again")
+def test_what_a_good_call_left_running_ends_with_the_pool(tmp_path):
+    (tmp_path / "leaves.py").write_text(REWARDS)
+    pool = Pool([f"{tmp_path}/leaves.py:daemon"], processes=1, memory_gb=1.0)
+    assert pool.call(0, {"x": str(tmp_path / "pid")}, 5.0).reward == 1.0
+    pid = int((tmp_path / "pid").read_text())
+    assert alive(pid)
+    pool.close()
+    assert gone(pid)
 
 
 def test_arguments_that_cannot_be_sent_are_an_error(pool):

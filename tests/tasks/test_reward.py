@@ -1,6 +1,8 @@
 import asyncio
 import os
 import time
+from contextlib import suppress
+from pathlib import Path
 
 import pytest
 
@@ -10,6 +12,7 @@ from partita.tasks.dataset import TaskRow
 from partita.tasks.graders.math import math_correct
 from partita.tasks.pool import PoolError
 from partita.tasks.reward import RewardConfig, RewardErrors, RewardRuntime, Scored, guard_errors
+from partita.tasks.worker import children
 
 ROW = {"question": "6*7?", "answer": "6*7=42\n#### 42", "level": 3}
 MESSAGES = ({"role": "user", "content": "Put the answer in \\boxed{}. 6*7?"},)
@@ -60,9 +63,10 @@ def test_the_weighted_sum_and_its_parts():
         return response == answer
 
     def style(response):
-        return {"score": 0.5, "length": len(response), "note": "text is left out"}
+        return {"score": 0.5, "length": len(response), "pred": "forty-two"}
 
-    assert score(right, style, weights=[2.0, 0.5]) == [Scored(2.25, {"right": 1.0, "style": 0.5, "style/length": 2.0})]
+    parts = {"right": 1.0, "style": 0.5, "style/length": 2.0}
+    assert score(right, style, weights=[2.0, 0.5]) == [Scored(2.25, parts, notes={"style/pred": "forty-two"})]
     same = score(right, right)[0]
     assert same.parts == {"right": 1.0, "right#2": 1.0} and same.reward == 2.0
 
@@ -227,3 +231,41 @@ def test_too_many_errors_end_the_run_with_the_first_one():
     assert guard_errors([sample("f: a"), sample()], 0.5) == 0.5
     with pytest.raises(RewardErrors, match=r"2 of 3 samples .*max_error_share=0.5.*\nf: first\nTraceback"):
         guard_errors([sample("f: first\nTraceback"), sample(), sample("f: second")], 0.5)
+
+
+WILD = """
+import os, re, subprocess, time
+
+def wild(response):
+    if response == "python":
+        while True: pass
+    if response == "c": re.match("(a+)+$", "a" * 60 + "b")
+    if response == "memory": b"a" * (4 * 2 ** 30)
+    if response == "forks":
+        os.fork()
+        while True: pass
+    if response == "starts": subprocess.Popen(["sleep", "61.625"], start_new_session=True)
+    return 1.0
+"""
+
+
+def running(words: str) -> bool:
+    """Whether a process of this command line is there."""
+    for file in Path("/proc").glob("[0-9]*/cmdline"):
+        with suppress(OSError):
+            if words.encode() in file.read_bytes():
+                return True
+    return False
+
+
+def test_whatever_a_reward_does_the_others_are_scored_and_no_process_is_left(tmp_path):
+    (tmp_path / "wild.py").write_text(WILD)
+    before = children()
+    responses = ("python", "good", "c", "good", "memory", "forks", "good", "starts", "good")
+    found = score(functions=[f"{tmp_path}/wild.py:wild"], responses=responses, timeout_seconds=0.5)
+    assert children() == before
+    assert not running("sleep\0" + "61.625")
+    bad = ("python", "c", "memory", "forks")
+    assert [one.status == "reward_error" for one in found] == [response in bad for response in responses]
+    samples = [Sample([], "stop", "", one.reward, status=one.status, error=one.error) for one in found]
+    assert guard_errors(samples, 0.5) == 4 / 9

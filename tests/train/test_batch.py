@@ -97,9 +97,9 @@ def test_a_step_reward_without_a_place_or_a_value_is_named(at: int, value: float
         packed(made)
 
 
-def test_parts_are_columns_in_the_order_of_their_names_where_all_valid_samples_have_them() -> None:
+def test_parts_are_columns_in_the_order_of_their_names() -> None:
     made = group(1.0, 0.5, None)
-    made.samples[0].parts = {"style": 0.25, "right": 0.75, "extra": 1.0}
+    made.samples[0].parts = {"style": 0.25, "right": 0.75}
     made.samples[1].parts = {"right": 0.0, "style": 0.5}
     made.samples[2].parts = {"style": 2.0}  # it failed: what it lacks takes nothing from the others
     rollout = packed(made)
@@ -119,13 +119,20 @@ def test_what_a_function_told_beside_its_value_is_no_part_of_the_reward() -> Non
     assert packed(made).part_names == ("far/near", "right")
 
 
-def test_without_common_parts_there_is_no_stream() -> None:
+def test_a_function_that_applies_to_some_samples_only_has_a_column() -> None:
+    made = group(1.0, 0.5, None)
+    made.samples[0].parts, made.samples[1].parts = {"code": 1.0}, {"math": 0.5}
+    made.samples[2].parts = {"failed": 1.0}
+    rollout = packed(made)
+    assert rollout.part_names == ("code", "math")
+    assert rollout.batch.parts_SR is not None
+    assert same(rollout.batch.parts_SR.flatten(), [1.0, NAN, NAN, 0.5, NAN, NAN])
+
+
+def test_without_parts_there_is_no_stream() -> None:
     for made in (group(1.0, 0.0), group(None, None)):
         assert packed(made).batch.parts_SR is None
         assert packed(made).part_names == ()
-    made = group(1.0, 0.0)
-    made.samples[0].parts = {"right": 1.0}
-    assert packed(made).batch.parts_SR is None
 
 
 def test_a_lot_depends_on_seed_group_and_sample_and_on_nothing_else() -> None:

@@ -4,34 +4,44 @@ Where the answer is taken from, in this order; only what follows `</think>` coun
 answer:
 1. a response with `\\boxed`: the last box. An empty or unfinished last box is no answer, whatever an earlier one says.
 2. a line that starts with `####`: what follows the last one.
-3. a single letter A to J as gold: the last choice named, as `(C)` or `answer is C`.
-4. a number as gold: the last number in the text.
+3. a single letter A to J as gold: the choice named, see `graders.choice`.
+4. the last formula that is said to be the answer, as `the answer is $x^2$`.
+5. a number as gold: the last number in the text.
 
 Equal are: equal numbers (exactly; thousands marks, units, currency and a leading `x =` aside; with a percent sign on
 one side only, n% matches n and n/100), equal words, and whatever math-verify holds for equal in either direction.
+Whatever it says, not equal are: a set and a tuple, a bare inequality and a value, two known units or two bases that differ,
+and a number to a sentence with several.
 
-Left out: several boxes as one answer, tolerances, orders of magnitude in words ("2 million").
+Left out: several boxes as one answer, tolerances, orders of magnitude in words ("2 million"), conversion of units.
 """
 
 from __future__ import annotations
 
 import asyncio
-import os
 import re
-from threading import Lock
 
+from partita.tasks.graders.choice import boxed_choice, named_choice
+from partita.tasks.graders.final import after_thinking, last_box
 from partita.tasks.graders.number import Number, equal, last_number, read_number, tidy
-from partita.tasks.pool import Pool, PoolError
+from partita.tasks.graders.workers import call
 
-LIMIT_SECONDS = 5.0  # a comparison that takes longer, or more memory, counts as wrong
-LIMIT_MEMORY_GB = 0.75
+LIMIT_SECONDS = 5.0  # a comparison that takes longer, or more memory than `graders.workers` gives, counts as wrong
 MAX_ANSWER = 500  # characters; longer final answers are wrong unread
-WORKERS = 2
 
 _LAST_HASHES = re.compile(r"^[ \t]*####[ \t]*(.*)$", re.MULTILINE)
-_CHOICE = re.compile(r"\(([A-J])\)|\b[Aa]nswer(?: is|:)?:?\s*\(?([A-J])\b")
-_BOXED_CHOICE = re.compile(r"\(?([A-J])\)?(?:[.:)]\s.*)?", re.DOTALL)
+_STATED = re.compile(r"\banswer(?:\s+is)?\s*:?\s*\$([^$\n]{1,500})\$", re.IGNORECASE)
 _WORDS = re.compile(r"[A-Za-z][A-Za-z' -]*")
+_LEAD = re.compile(r"(?:the\s+)?(?:final\s+|correct\s+)?answer(?:\s+is\b|\s*[:=])\s*:?\s*", re.IGNORECASE)
+# A relation without a left side, or a row that goes on: equal only to the very same.
+_NO_VALUE = re.compile(
+    r"\s*(?:[<>≤≥≠]|\\(?:[lg](?:e|eq|t|eqslant)|neq?|neg|lnot)(?![A-Za-z]))|.*\\(?:[lc]?dots)\b", re.DOTALL
+)
+_BASE = re.compile(r"\d+_\{?(\d+)\}?")
+# A word of a sentence; names of functions are none, one of these letters by itself is a unit.
+_WORD = re.compile(
+    r"(?<![\\A-Za-z])(?!(?:sqrt|pi|sin|cos|tan|log|ln|exp|mod|frac|cdot|times)(?![A-Za-z]))(?:[A-Za-z]{2,}|[hms](?= ))"
+)
 
 
 def math_correct(response: str, answer: str) -> float:
@@ -40,63 +50,49 @@ def math_correct(response: str, answer: str) -> float:
     Safe to call from any thread. Raises PoolError when math-verify cannot be started.
     """
     given = final_answer(response, answer)
-    if given is None:
-        return 0.0
-    quick = quick_equal(answer, given)
-    return float(_same_value(answer, given, LIMIT_SECONDS) if quick is None else quick)
+    return float(given is not None and same_answer(answer, given))
 
 
 async def math_correct_async(response: str, answer: str, seconds: float = LIMIT_SECONDS) -> float:
     """`math_correct` for an event loop: a slow comparison does not hold it up, and is given up after `seconds`."""
     given = final_answer(response, answer)
-    if given is None:
-        return 0.0
-    quick = quick_equal(answer, given)
-    if quick is not None:
-        return float(quick)
-    return float(await asyncio.to_thread(_same_value, answer, given, min(seconds, LIMIT_SECONDS)))
+    return float(given is not None and await same_answer_async(answer, given, seconds))
+
+
+def same_answer(gold: str, given: str, seconds: float = LIMIT_SECONDS) -> bool:
+    """Whether an answer equals the gold answer; a comparison that takes longer than `seconds` says no. Raises PoolError."""
+    quick = quick_equal(gold, given)
+    return _same_value(gold, given, seconds) if quick is None else quick
+
+
+async def same_answer_async(gold: str, given: str, seconds: float = LIMIT_SECONDS) -> bool:
+    """`same_answer` for an event loop."""
+    quick = quick_equal(gold, given)
+    return await asyncio.to_thread(_same_value, gold, given, min(seconds, LIMIT_SECONDS)) if quick is None else quick
 
 
 def final_answer(response: str, answer: str) -> str | None:
     """The text of the response's final answer, None without one. The gold answer only decides between fallbacks."""
-    response = response.rpartition("</think>")[2]
-    if "<think>" in response:
+    text = after_thinking(response)
+    if text is None:
         return None
-    if "\\boxed" in response:
-        return last_box(response)
+    if "\\boxed" in text:
+        return last_box(text)
     numeric = read_number(answer) is not None
     # "#### Step 2" is a heading of some models: with a number as gold, only a number is an answer.
-    hashes = [line for line in _LAST_HASHES.findall(response) if not numeric or read_number(line) is not None]
+    hashes = [line for line in _LAST_HASHES.findall(text) if not numeric or read_number(line) is not None]
     if hashes:
         return hashes[-1].strip() or None
     if re.fullmatch("[A-J]", answer.strip()):
-        choices = _CHOICE.findall(response)
-        return "".join(choices[-1]) if choices else None
-    number = last_number(response) if numeric else None
+        return named_choice(text)
+    if stated := _STATED.findall(text):
+        return stated[-1].strip() or None
+    number = last_number(text) if numeric else None
     return None if number is None else _written(number)
 
 
 def _written(number: Number) -> str:
     return f"{number.value}%" if number.percent else str(number.value)
-
-
-def last_box(text: str) -> str | None:
-    """What the last `\\boxed{...}` holds, braces balanced; None when it is empty, unfinished or has no braces."""
-    start = text.rfind("\\boxed") + len("\\boxed")
-    while start < len(text) and text[start].isspace():
-        start += 1
-    if start >= len(text) or text[start] != "{":
-        return None
-    depth, at = 0, start
-    while at < len(text):
-        if text[at] == "\\":
-            at += 2  # an escaped brace does not nest
-            continue
-        depth += (text[at] == "{") - (text[at] == "}")
-        if depth == 0:
-            return text[start + 1 : at].strip() or None
-        at += 1
-    return None
 
 
 def quick_equal(gold: str, given: str) -> bool | None:
@@ -107,39 +103,48 @@ def quick_equal(gold: str, given: str) -> bool | None:
     if plain_gold == plain_given:
         return True
     if re.fullmatch("[A-J]", plain_gold):
-        choice = _BOXED_CHOICE.fullmatch(plain_given)
-        return choice is not None and choice[1] == plain_gold
-    gold_number, given_number = read_number(gold), read_number(given)
+        choice = boxed_choice(plain_given)
+        return choice is not None and choice[0] == plain_gold
+    plain_given = _LEAD.sub("", plain_given)
+    gold_number, given_number = read_number(plain_gold), read_number(plain_given)
     if gold_number is not None and given_number is not None:
         return equal(gold_number, given_number)
-    # Three letters or more are a word. As algebra, "Tuesday" would equal any reordering of its letters.
-    if (
-        _WORDS.fullmatch(plain_gold)
-        and _WORDS.fullmatch(plain_given.rstrip("."))
-        and max(map(len, plain_gold.split())) > 2
-    ):
-        return plain_gold.casefold() == plain_given.rstrip(".").casefold()
-    return None
+    if len(plain_gold) == len(plain_given) == 1:
+        return False  # two names
+    if _are_words(plain_gold) and _are_words(plain_given.rstrip(". ")):
+        return plain_gold.casefold() == plain_given.rstrip(". ").casefold()
+    return False if _differ(plain_gold, plain_given, gold_number is not None) else None
+
+
+def _are_words(text: str) -> bool:
+    """Three letters or more are a word. As algebra, "Tuesday" would equal any reordering of its letters."""
+    return _WORDS.fullmatch(text) is not None and max(map(len, text.split())) > 2
+
+
+def _differ(gold: str, given: str, gold_is_number: bool) -> bool:
+    """Whether two answers cannot be equal for what kind of thing they are; math-verify sees some of these as equal."""
+    if (_NO_VALUE.match(gold) is None) != (_NO_VALUE.match(given) is None):
+        return True
+    if {_brackets(gold), _brackets(given)} == {"set", "tuple"}:
+        return True
+    bases = _BASE.fullmatch(gold), _BASE.fullmatch(given)
+    if bases[1] and (bases[0] is None or bases[0][1] != bases[1][1]):
+        return True
+    return gold_is_number and _is_sentence(given)
+
+
+def _is_sentence(text: str) -> bool:
+    """Whether words stand between numbers."""
+    numbers = list(re.finditer(r"\d", text))
+    return bool(numbers) and _WORD.search(text, numbers[0].end(), numbers[-1].start()) is not None
+
+
+def _brackets(text: str) -> str:
+    if text.startswith("\\{") and text.endswith("\\}"):
+        return "set"
+    return "tuple" if "," in text and text[:1] in "([" and text[-1:] in ")]" else ""
 
 
 def _same_value(gold: str, given: str, seconds: float) -> bool:
-    return _symbolic_pool().call(0, {"gold": gold, "given": given}, seconds).reward == 1.0
-
-
-_pools: dict[int, Pool] = {}
-_pools_lock = Lock()
-
-
-def _symbolic_pool() -> Pool:
-    """The pool of this process, made at the first use, ended with it. A forked child must not use its parent's."""
-    with _pools_lock:
-        pool = _pools.get(os.getpid())
-        if pool is None:
-            pool = Pool(["partita.tasks.graders.verify:same_value"], processes=WORKERS, memory_gb=LIMIT_MEMORY_GB)
-            try:
-                pool.start()
-            except PoolError:
-                pool.close()
-                raise
-            _pools[os.getpid()] = pool
-    return pool
+    answers = {"gold": tidy(gold), "given": _LEAD.sub("", tidy(given))}
+    return call("partita.tasks.graders.verify:same_value", answers, seconds).reward == 1.0

@@ -1,7 +1,7 @@
 """Reads a number as people and models write it, exactly and without a symbolic engine.
 
-Units, currency signs and a leading `x =` are dropped; thousands may be set apart by comma, `{,}`, `\\,`, `~` or a
-space. A percent sign is kept as a mark: `60%` stands for 60 and for 0.6, see `equal`.
+Units, currency signs and a leading `x =` are taken off (`graders.units`); thousands may be set
+apart by comma, `{,}`, `\\,`, `~` or a space. A percent sign is kept as a mark: `60%` stands for 60 and for 0.6, see `equal`.
 
 Left out: anything that needs algebra (roots, pi, sets, intervals); `read_number` says None and `graders.verify` takes
 over.
@@ -12,6 +12,8 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from fractions import Fraction
+
+from partita.tasks.graders.units import take_currency, take_unit
 
 MAX_LENGTH = 200  # no number of a task is longer; bounds the work on hostile text
 MAX_POWER = 300  # of ten
@@ -32,34 +34,41 @@ _POWER = re.compile(
     rf"|(?P<m>{_SIGNED})[eE](?P<e>[+-]?\d{{1,4}})"
 )
 
-_TEXT_COMMAND = re.compile(r"\\(?:text|textbf|textrm|textit|mathrm|mathbf|mathit|mbox|operatorname)\s*\{([^{}]*)\}")
+_REPEATING = re.compile(
+    r"(?P<sign>[+-]?)\s*(?P<whole>\d*)\.(?P<once>\d*)\\(?:overline|bar|dot)\s*(?:\{(?P<again>\d+)\}|(?P<again1>\d))"
+)
+_TEXT_COMMAND = re.compile(
+    r"\\(?:text|textbf|textrm|textit|textsf|emph|mathrm|mathbf|mathit|mathsf|mbox|operatorname|bm|boldsymbol|underline|fbox"
+    r"|textcolor\s*\{\w+\}|color\s*\{\w+\})\s*\{([^{}]*)\}"
+)
+# What only changes how something looks.
+_LOOKS = re.compile(
+    r"\\(?:color\s*\{\w+\}|[hv]?phantom\s*\{[^{}]*\}|(?:displaystyle|textstyle|left|right|q?quad|tiny|small|normalsize"
+    r"|checkmark|[lL]arge|LARGE|[hH]uge)(?![A-Za-z])|[()\[\]])|\\\\\s*$|[`✓✔]|\*\*"
+)
 _SPACES = re.compile(r"(?:\\[,;:> ]|~|\s|\u00a0|\u2009|\u202f)+")
-_CURRENCY = re.compile(r"\\?\$|[€£¥₹]|\b(?:USD|EUR|GBP)\b|\\(?:euro|pounds)\b")
 _DEGREES = re.compile(r"\^\s*\{?\s*\\circ\s*\}?|°|\\degree\b|\\circ\b")
 _PERCENT = re.compile(r"\s*(?:\\?%|\b(?:percent|per cent))$", re.IGNORECASE)
 _NAME = re.compile(r"^([A-Za-z](?:_\{?\w{1,3}\}?)?|answer|result|total)\s*=\s*", re.IGNORECASE)
-_UNIT_WORD = r"(?:[A-Za-z]{2,}|[mgshlLCFKWVJN])(?:\^\{?[23]\}?|[²³])?"
-_UNITS = re.compile(rf"(?<=[\d.}} ])\s*({_UNIT_WORD}(?:(?:\s*[/·.-]\s*|\s+|\s*\\cdot\s*){_UNIT_WORD}){{0,4}})\.?$")
-# Words that change the value or join it to another one: a number with such a tail is not a number with a unit.
-_NOT_UNITS = re.compile(
-    r"\b(?:and|or|not|to|than|about|thousand|million|billion|trillion|hundred|dozen|half|third|quarter|times|plus|minus"
-    r"|over|by|mod|pi|sqrt|sin|cos|tan|log|ln|exp|if|is|was)\b",
-    re.IGNORECASE,
-)
 
 
 @dataclass(frozen=True)
 class Number:
-    """An exact value; `percent`: a percent sign stood behind it; `name`: what stood before an equals sign."""
+    """An exact value; `percent`: a percent sign stood behind it; `name`: what stood before an equals sign; `unit`: a known
+    unit or currency.
+    """
 
     value: Fraction
     percent: bool = False
     name: str = ""
+    unit: str = ""
 
 
 def equal(a: Number, b: Number) -> bool:
-    """Exactly equal, names aside unless both have one. A percent sign on one side only lets n% match n and n/100."""
-    if a.name and b.name and a.name != b.name:
+    """Exactly equal, names and units aside unless both have one. A percent sign on one side only lets n% match n and
+    n/100.
+    """
+    if (a.name and b.name and a.name != b.name) or (a.unit and b.unit and a.unit != b.unit):
         return False
     if a.percent == b.percent:
         return a.value == b.value
@@ -71,26 +80,22 @@ def read_number(text: str) -> Number | None:
     """The number that `text` is, all of it; None when it is anything else."""
     if len(text) > MAX_LENGTH:
         return None
-    text = tidy(text)
-    text = _CURRENCY.sub(" ", text)
+    text, currency = take_currency(tidy(text))
     text = " ".join(text.split()).rstrip(".,;").strip()
     name = ""
     if match := _NAME.match(text):
         name, text = match[1], text[match.end() :]
     percent = _PERCENT.search(text) is not None
     text = _DEGREES.sub(" ", _PERCENT.sub("", text)).strip()
-    if (units := _UNITS.search(text)) and not _NOT_UNITS.search(units[1]):
-        text = text[: units.start()].strip()
+    text, unit = take_unit(text)
     value = _value(_unwrap(text))
-    return None if value is None else Number(value, percent, name)
+    return None if value is None else Number(value, percent, name, unit or currency)
 
 
 def tidy(text: str) -> str:
-    """One spelling for minus signs, spaces, thousands commas and text commands; no maths delimiters or emphasis."""
-    text = text.strip().replace("−", "-").replace("–", "-").replace("\\!", "").replace("{,}", ",").replace("**", "")
-    for mark in ("\\left", "\\right", "\\displaystyle", "\\(", "\\)", "\\[", "\\]"):
-        text = text.replace(mark, "")
-    text = _TEXT_COMMAND.sub(r" \1 ", text).replace(" ^", "^")
+    """One spelling for minus signs, spaces, thousands commas and text commands; no maths delimiters, sizes, colours."""
+    text = text.strip().replace("−", "-").replace("–", "-").replace("\\!", "").replace("{,}", ",")
+    text = _TEXT_COMMAND.sub(r" \1 ", _LOOKS.sub("", _TEXT_COMMAND.sub(r" \1 ", text))).replace(" ^", "^")
     return _SPACES.sub(" ", text).strip()
 
 
@@ -110,6 +115,9 @@ def _value(text: str) -> Fraction | None:
             return None
         value = int(groups["whole"] or 0) + above / below
         return -value if groups["sign"] == "-" else value
+    if match := _REPEATING.fullmatch(text):
+        value = _repeating(match["whole"], match["once"], match["again"] or match["again1"])
+        return -value if match["sign"] == "-" else value
     if match := _POWER.fullmatch(text):
         base = _decimal(match["a"] or match["m"] or "1")
         power = int(match["p"] or match["p1"] or match["e"])
@@ -117,28 +125,54 @@ def _value(text: str) -> Fraction | None:
     return None
 
 
+def _repeating(whole: str, once: str, again: str) -> Fraction:
+    shift = 10 ** len(once)
+    return Fraction(f"{whole or 0}.{once or 0}") + Fraction(int(again), shift * (10 ** len(again) - 1))
+
+
 def _decimal(text: str) -> Fraction:
     return Fraction(text.replace(",", "").replace(" ", "").rstrip("."))
 
 
-_IN_TEXT = re.compile(r"((?:\d{1,3}(?:(?:,|\{,\}|\\,)\d{3})+(?!\d)|\d+)(?:\.\d+)?|(?<![\d.])\.\d+)(/\d+)?(\s?\\?%)?")
+# What a number in running text looks like; a digit that is an exponent or an index of a name is none.
+_IN_TEXT = re.compile(
+    r"(?:(?P<whole>\d+)\s?)?\\[dtc]?frac\s*\{(?P<a>\d+)\}\s*\{(?P<b>\d+)\}"
+    r"|(?P<whole1>\d+) (?P<a1>\d+)/(?P<b1>\d+)"
+    r"|(?P<base>\d{1,9})\s?\^\s?(?:\{(?P<power>\d+)\}|(?P<power1>\d+))"
+    r"|(?<![\d^_])(?<![\^_]\{)(?<!\^\{-)"
+    r"(?P<number>(?:\d{1,3}(?:(?:,|\{,\}|\\,)\d{3})+(?!\d)|\d+)(?:\.\d+)?|(?<![\d.])\.\d+)"
+    r"(?:/(?P<below>\d+))?(?P<percent>\s?\\?%)?"
+)
 # A minus right before a number, unless it joins the number to a word, a digit or a bracket; one set apart after
 # an equals sign or a colon.
 _MINUS_BEFORE = re.compile(r"(?:(?:^|[^\w)\]}])[-−]|[=:(]\s*[-−]\s+)(?:\\?\$)?$")
+_TIME_BEFORE = re.compile(r"\d:$")
+_LOOKED_AT = 2000  # characters at the end, so that a long response costs no more than a short one
 
 
 def last_number(text: str) -> Number | None:
-    """The last number that appears in running text. `a/b` without spaces is one fraction.
+    """The last number that appears in running text: also `a/b` without spaces, `\\frac`, a mixed number, a power of a number.
 
-    Looks at the last 2,000 characters only, so that a long response costs no more than a short one.
+    Looks at the last 2,000 characters only.
     """
-    text = text[-2000:]
+    text = text[-_LOOKED_AT:]
     matches = list(_IN_TEXT.finditer(text))
     if not matches:
         return None
     found = matches[-1]
-    value = Fraction(re.sub(r"[,{}\\]", "", found[1]))
-    if found[2] and (below := int(found[2][1:])):
-        value /= below
-    negative = _MINUS_BEFORE.search(text, 0, found.start()) is not None
-    return Number(-value if negative else value, percent=found[3] is not None)
+    value = _found_value(found.groupdict())
+    if value is None or _TIME_BEFORE.search(text, max(found.start() - 2, 0), found.start()):
+        return None
+    negative = _MINUS_BEFORE.search(text, max(found.start() - 20, 0), found.start()) is not None
+    return Number(-value if negative else value, percent=found["percent"] is not None)
+
+
+def _found_value(found: dict[str, str | None]) -> Fraction | None:
+    if found["number"]:
+        value, below = Fraction(re.sub(r"[,{}\\]", "", found["number"])), int(found["below"] or 1)
+        return value / below if below else value
+    if found["base"]:
+        power = found["power"] or found["power1"] or "1"
+        return Fraction(int(found["base"])) ** int(power) if len(power) < 3 else None
+    whole, above, below = (int(found[name] or found[f"{name}1"] or 0) for name in ("whole", "a", "b"))
+    return whole + Fraction(above, below) if below else Fraction(above)

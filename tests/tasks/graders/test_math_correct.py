@@ -1,4 +1,5 @@
 import asyncio
+import json
 import threading
 import time
 from pathlib import Path
@@ -6,9 +7,13 @@ from pathlib import Path
 import pytest
 
 from partita.tasks.dataset import DatasetConfig, load_rows
-from partita.tasks.graders.math import final_answer, last_box, math_correct, math_correct_async, quick_equal
+from partita.tasks.graders.math import final_answer, math_correct, math_correct_async, quick_equal
 
 ROWS = Path(__file__).parents[1] / "gsm8k_rows.jsonl"
+# By hand: gold answer, response, whether it is right, and why.
+ADVERSARIAL = [
+    json.loads(line) for line in Path(__file__).with_name("adversarial_answers.jsonl").read_text().splitlines()
+]
 
 
 def box(text):
@@ -27,6 +32,25 @@ def test_most_word_problems_need_no_algebra():
     rows = load_rows(DatasetConfig(path=str(ROWS)), seed=1).rows
     undecided = [row for row in rows if quick_equal(row.answer, final_answer(row.row["right"], row.answer)) is None]
     assert undecided == []
+
+
+def wrongly_judged(rows):
+    return [row for row in rows if math_correct(row["response"], row["gold"]) != row["right"]]
+
+
+def needs_algebra(row):
+    given = final_answer(row["response"], row["gold"])
+    return given is not None and quick_equal(row["gold"], given) is None
+
+
+def test_adversarial_answers_that_need_no_algebra_are_judged_right():
+    rows = [row for row in ADVERSARIAL if not needs_algebra(row)]
+    assert len(ADVERSARIAL) >= 200 and len(rows) >= 200 and wrongly_judged(rows) == []
+
+
+@pytest.mark.slow
+def test_all_adversarial_answers_are_judged_right():
+    assert wrongly_judged(ADVERSARIAL) == []
 
 
 @pytest.mark.parametrize(
@@ -142,9 +166,3 @@ def test_hostile_expressions_end_within_the_limit_outside_the_main_thread():
     thread.start()
     thread.join()
     assert found == [0.0] and time.monotonic() - started < 7.0
-
-
-def test_the_last_box_balances_its_braces():
-    assert last_box("\\boxed{1} then \\boxed{\\{a\\} {b}} end") == "\\{a\\} {b}"
-    assert last_box("\\boxed{\\boxed{5}}") == "5"
-    assert last_box("\\boxed{\\}") is None

@@ -46,7 +46,8 @@ def test_all_these_are_1234(text):
     ],
 )
 def test_values_are_exact(text, value):
-    assert read_number(text) == Number(value, name="")
+    number = read_number(text)
+    assert number is not None and (number.value, number.percent, number.name) == (value, False, "")
 
 
 @pytest.mark.parametrize("text", [*listed(NO_NUMBER), "", "9" * 300])
@@ -66,10 +67,43 @@ def test_names_before_an_equals_sign_must_agree_when_both_have_one():
     assert not equal(read_number("x=5"), read_number("y=5"))
 
 
+def test_known_units_must_agree_and_others_are_left_aside():
+    kilos = read_number("28 kg")
+    assert kilos.unit == "kg" and equal(kilos, read_number("28 \\text{ kilograms}")) and equal(kilos, read_number("28"))
+    assert not equal(kilos, read_number("28 g")) and not equal(kilos, read_number("\\$28"))
+    assert equal(kilos, read_number("28 apples")) and equal(read_number("28 apples"), read_number("28 pears"))
+    assert not equal(read_number("10 cm"), read_number("10 cm^2"))
+    assert equal(read_number("10 \\text{ km}/\\text{h}"), read_number("10 kilometres / hour"))
+    assert equal(read_number("\\$10"), read_number("10 dollars")) and read_number("$10$").unit == ""
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("0.\\overline{3}", Fraction(1, 3)),
+        ("0.1\\bar{6}", Fraction(1, 6)),
+        ("-2.\\overline{54}", Fraction(-28, 11)),
+        ("0.\\overline{9}", Fraction(1)),
+        (".\\dot3", Fraction(1, 3)),
+    ],
+)
+def test_repeating_decimals_are_exact(text, value):
+    assert read_number(text).value == value
+
+
 @pytest.mark.parametrize(
     ("text", "value"),
     [
         ("The answer is 1080.", 1080),
+        ("The answer is $\\frac{1}{2}$.", Fraction(1, 2)),
+        ("It takes 1 1/2 hours", Fraction(3, 2)),
+        ("2\\frac{1}{4} cups", Fraction(9, 4)),
+        ("about 10^6", 10**6),
+        ("2^{10}", 1024),
+        ("an area of 5 cm^2", 5),
+        ("an area of 5 cm^{2}", 5),
+        ("x_1 is 7, larger than x_2", 7),
+        ("5 = x^12", 5),
         ("so she has $1,234.50 in total", Fraction(2469, 2)),
         ("7 - 3 = -4", -4),
         ("3-7=-4", -4),
@@ -92,4 +126,5 @@ def test_the_last_number_of_a_text(text, value):
 def test_a_text_without_digits_has_no_last_number():
     assert last_number("I do not know.") is None
     assert last_number("5" + " " * 3000) is None
+    assert last_number("at 12:45") is None and last_number("10^1000") is None
     assert last_number("it is 25%") == Number(Fraction(25), percent=True)

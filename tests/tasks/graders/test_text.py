@@ -1,6 +1,12 @@
 import pytest
 
-from partita.tasks.graders.text import last_number_correct, think_answer_format
+from partita.tasks.graders.text import (
+    exact_match,
+    fuzzy_match,
+    last_number_correct,
+    length_target,
+    think_answer_format,
+)
 
 
 @pytest.mark.parametrize(
@@ -25,3 +31,53 @@ def test_the_last_number_counts(response, reward):
 )
 def test_one_thought_and_one_answer(response, reward):
     assert think_answer_format(response) == reward
+
+
+@pytest.mark.parametrize(
+    ("response", "answer", "reward"),
+    [
+        ("Paris", "Paris", 1),
+        (" paris. ", "Paris", 1),
+        ("New   York", "new york", 1),
+        ("ＮＡＳＡ", "NASA", 1),  # full width
+        ("<answer>Paris</answer>", "Paris", 1),
+        ("\\boxed{Paris}", "Paris", 1),
+        ("<think>Paris</think>Rome", "Paris", 0),
+        ("It is Paris", "Paris", 0),
+        ("Parsi", "Paris", 0),
+        ("", "Paris", 0),
+        ("", "", 0),
+    ],
+)
+def test_exact_match(response, answer, reward):
+    assert exact_match(response, answer) == reward
+
+
+def test_differences_that_count_can_be_chosen():
+    assert exact_match("paris", "Paris", case=False) == 0.0 and exact_match("Paris", "Paris", case=False) == 1.0
+    assert exact_match("a  b", "a b", space=False) == 0.0 and exact_match("a b.", "a b", punctuation=False) == 0.0
+    assert exact_match("\uff21", "A", nfkc=False) == 0.0
+    assert exact_match("the Big Apple", "New York", aliases=["NYC", "The Big Apple"]) == 1.0
+
+
+def test_fuzzy_match():
+    assert fuzzy_match("Paris", "paris") == 1.0
+    assert fuzzy_match("abcd", "abxd") == pytest.approx(2 * 3 / 8)  # difflib: a b d of 4 + 4
+    assert fuzzy_match("abcd", "abxd", least=0.8) == 0.0
+    assert fuzzy_match("the red car", "a red car here", by="words") == pytest.approx(2 * 2 / 7)
+    assert fuzzy_match("x", "abc", aliases=["xy"]) == pytest.approx(2 / 3)
+    assert fuzzy_match("", "abc") == fuzzy_match("", "abc", by="words") == 0.0
+    assert fuzzy_match("a" * 500, "a") == 0.0
+
+
+@pytest.mark.parametrize(
+    ("length", "reward"), [(100, 1), (110, 1), (90, 1), (135, 0.5), (65, 0.5), (160, 0), (40, 0), (500, 0), (0, 0)]
+)
+def test_length_target(length, reward):
+    assert length_target([7] * length, 100, band=10, soft=50) == reward
+
+
+def test_length_target_may_count_on_one_side_only():
+    assert length_target([7] * 10, 100, side="above") == 1.0 and length_target([7] * 150, 100, side="above") == 0.5
+    assert length_target([7] * 50, 100, side="below") == 0.5 and length_target([7] * 500, 100, side="below") == 1.0
+    assert length_target([7] * 101, 100, soft=0) == 0.0

@@ -1,0 +1,22 @@
+"""What `graders.patterns` has done in a process that can be ended: checks JSON values. Needs the extra `graders`."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+try:
+    _validators, _referencing = importlib.import_module("jsonschema.validators"), importlib.import_module("referencing")
+except ImportError as error:
+    raise ImportError(
+        f"json_schema with a schema needs jsonschema, which cannot be imported ({error}). Install it: pip install "
+        "'partita[graders]'"
+    ) from error
+
+
+def fits(value: Any, schema: Any) -> float:
+    """1.0 where the value fits the schema. Raises jsonschema's SchemaError for a bad one."""
+    kind = _validators.validator_for(schema)
+    kind.check_schema(schema)
+    # An empty registry: nothing is fetched for a $ref.
+    return float(kind(schema, registry=_referencing.Registry()).is_valid(value))
