@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test check long docs bench bench-step bench-rollout parity clean
+.PHONY: demo test check long docs bench bench-step bench-rollout parity fuzz clean
 
 $(READY): pyproject.toml
 	$(PYTHON) scripts/setup_venv.py $(VENV)
@@ -60,6 +60,9 @@ bench:  ## every benchmark, then the table of docs/performance.md: about three a
 	OMP_NUM_THREADS=$(CORES) $(BENCH)/bin/python benchmarks/bound.py
 	OMP_NUM_THREADS=$(CORES) $(BENCH)/bin/python benchmarks/growth.py
 	$(MAKE) bench-step
+
+fuzz: $(READY)  ## ten minutes of broken rows, configs, conversations and rewards: each must end in a readable error or a whole result
+	OMP_NUM_THREADS=1 $(BIN)/python scripts/fuzz.py --seconds 600
 
 parity: $(BENCH)/.ready  ## losses, advantages and corrections against TRL's and verl's own functions
 	OMP_NUM_THREADS=1 $(BENCH)/bin/python -m pytest tests/parity

@@ -10,6 +10,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +18,12 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from partita.algo.algorithm import Algorithm
+from partita.algo.keys import DynamicSampling
 from partita.config import Loaded
 from partita.config.schema import plain
 from partita.engine.config import compute_dtype
 from partita.engine.local import LocalEngine
+from partita.engine.text import decode
 from partita.evals.evaluate import Evaluator
 from partita.evals.measures import Measures
 from partita.evals.plan import EvalPlan
@@ -34,22 +37,34 @@ from partita.report.metrics import Timer
 from partita.report.reporter import Reporter, RunFacts
 from partita.report.sinks import write_atomic
 from partita.report.trackers import require_trackers
+from partita.rollout.named import SINGLE, workflow_of
 from partita.rollout.rollouts import Prompts as PromptSource
 from partita.rollout.rollouts import Refill, Retry, Rollouts
-from partita.rollout.workflow import SingleTurn, Workflow
-from partita.run import REFERENCE, Plan, Planned, RunConfig, composed, refuse_untrainable, stage_configs
-from partita.run_models import make_critic, make_reference, open_engine, open_judge, recompute
+from partita.rollout.workflow import Workflow
+from partita.run import (
+    REFERENCE,
+    Plan,
+    Planned,
+    RunConfig,
+    composed,
+    refuse_unevaluated,
+    refuse_untrainable,
+    stage_configs,
+)
+from partita.run_models import make_critic, make_reference, open_engine, open_judge, open_process_model, recompute
 from partita.runfolder import CONFIG, RunFolderError, check_start, new_folder, resume_point, told_how_to_go_on
 from partita.runner import Phase, Run, beside
 from partita.tasks.binding import RewardSetupError
-from partita.tasks.dataset import DataError, TaskRows, load_rows, task_of
+from partita.tasks.chat import Chat, chat_of
+from partita.tasks.dataset import DataError, TaskRows, load_rows
 from partita.tasks.order import in_order
+from partita.tasks.paths import task_of
 from partita.tasks.prompt import Prompts, Sieve, carrying, render_prompts
 from partita.tasks.rates import PassRates
 from partita.tasks.rendering import rendering_of
 from partita.tasks.reward import RewardRuntime, TrainerState
 from partita.tasks.settings import DatasetConfig
-from partita.tasks.stream import Stream, load_head
+from partita.tasks.stream import stream_of
 from partita.train.checkpoint import load_checkpoint
 from partita.train.critic import Critic
 from partita.train.learner import Learner
@@ -82,20 +97,42 @@ def ended_by(close: Callable[[], None]) -> Iterator[None]:
 
 
 @contextmanager
-def stage(config: RunConfig, rewards: Rewards = (), held_out_only: bool = False) -> Iterator[Stage]:
-    """Read the data first, then rewards, then the model: mistakes show before the slow part."""
+def workflow_for(config: RunConfig, given: Workflow | None = None) -> Iterator[Workflow]:
+    """The workflow that Python gave, else the config's; that is closed in the end, where it has a `close`."""
+    if given is not None:
+        yield given
+        return
+    made = workflow_of(config.rollout.workflow, config.rollout.workflow_kwargs)
+    close: Any = getattr(made, "close", None)
+    with ended_by(close or (lambda: None)):
+        yield made
+
+
+def is_own(config: RunConfig, given: Workflow | None = None) -> bool:
+    """Whether samples come about in another way than by one turn: then a workflow may bring rewards of its own."""
+    return given is not None or config.rollout.workflow != SINGLE
+
+
+@contextmanager
+def stage(
+    config: RunConfig, rewards: Rewards = (), held_out_only: bool = False, own_workflow: bool = False
+) -> Iterator[Stage]:
+    """Read the data first, then rewards, then the model: mistakes show before the slow part. own_workflow: it may judge by
+    itself, and no reward need be named.
+    """
     held_out = valid_section(config)
     kept = config.valid_dataset is None and config.train_dataset.held_out > 0
     valid = None if held_out is None else load_rows(held_out, seed=config.seed, section="valid_dataset", held_out=kept)
-    rows = valid if held_out_only else _train_rows(config)
+    rows = valid if held_out_only else load_rows(config.train_dataset, seed=config.seed)
     if rows is None:
         raise RunFolderError(
             f"no held-out rows: train_dataset.path={config.train_dataset.path} has no test split of its own; set valid_dataset, "
             "or train_dataset.held_out"
         )
     reward = replace(config.reward, functions=[]) if rewards else config.reward  # what Python hands in wins
-    own = () if reward.model else rows.functions  # whoever names a model wants its score, and what else they name
-    scorer = RewardRuntime(reward, list(rewards) or list(own))  # before the models: its workers may fork
+    own = () if reward.complete else rows.functions  # whoever names a model or a judge wants its score
+    functions, needed = list(rewards) or list(own), not own_workflow
+    scorer = RewardRuntime(reward, functions, needed=needed)  # before the models: its workers may fork
     with ended_by(scorer.close):
         notes = scorer.check(*rows.rows)
         if valid is not None and not held_out_only and config.evaluator.freq_steps is not None:
@@ -105,16 +142,15 @@ def stage(config: RunConfig, rewards: Rewards = (), held_out_only: bool = False)
                 raise RewardSetupError(f"valid_dataset: {error}") from error
         loaded, engine, device = open_engine(config)
         with ended_by(engine.close):
+            scorer.judges.decode = partial(decode, loaded.tokenizer)
             if reward.model is not None:
                 scorer.judge, more = open_judge(config, reward.model, loaded, device)
                 notes = (*notes, *more)
+            if reward.process_model is not None:
+                process, more = open_process_model(config, reward.process_model, loaded, device)
+                scorer.put_in(process)
+                notes = (*notes, *more)
             yield Stage(replace(rows, notes=(*rows.notes, *notes)), valid, scorer, loaded, engine, device)
-
-
-def _train_rows(config: RunConfig) -> TaskRows:
-    """The rows to train on; of a source that is read as it goes, the first of them."""
-    section = config.train_dataset
-    return load_head(section) if section.streaming else load_rows(section, seed=config.seed)
 
 
 def valid_section(config: RunConfig) -> DatasetConfig | None:
@@ -161,7 +197,8 @@ def longest(config: RunConfig) -> int:
 @contextmanager
 def build(config: RunConfig, extras: Extras, resume: Path | None = None) -> Iterator[Run]:
     """Everything of a training run; closed in the end, also when the run fails."""
-    refuse_untrainable(config, composed(config), own_workflow=extras.workflow is not None)
+    own_workflow = is_own(config, extras.workflow)
+    refuse_untrainable(config, composed(config), own_workflow=own_workflow)
     require_trackers(config.report.trackers)
     if config.actor.lora is not None or (config.critic is not None and config.critic.lora is not None):
         require_peft()
@@ -169,17 +206,21 @@ def build(config: RunConfig, extras: Extras, resume: Path | None = None) -> Iter
     if resume is not None:
         newest = resume_point(resume)
         extras.check(resume)
-    with stage(config, extras.rewards) as made:
+    with (
+        workflow_for(config, extras.workflow) as workflow,
+        stage(config, extras.rewards, own_workflow=own_workflow) as made,
+    ):
+        refuse_unevaluated(config, held_out=made.valid_rows is not None)
         plan = composed(config, _part_weights(config, made.scorer))
         prompts = prompts_of(config, made.train_rows, config.train_dataset, made.loaded, "train_dataset")
         steps = _total_steps(plan, len(prompts.prompts))
-        workflow = extras.workflow or SingleTurn()
         critic = make_critic(config, made.loaded, made.device, steps) if "values" in plan.needs else None
         learner = _learner(config, made, steps, plan.needs, critic)
         others = beside(critic, learner, config.ref)
         starting, started = _starting(config, learner), fingerprint(learner.model)
         state = load_checkpoint(newest, learner.model, learner.stepper.optimizer, others) if newest else None
         folder, settings = resume or new_folder(config), plain(config)
+        made.scorer.judges.keep(folder)
         title = f"{config.experiment_name}/{folder.name}"
         run = Run(
             config, folder, saved_tokenizer(config, made.loaded), learner, made.engine,
@@ -187,7 +228,7 @@ def build(config: RunConfig, extras: Extras, resume: Path | None = None) -> Iter
             tuple(_phase(one, extras.keep) for one in plan.stages), steps,
             Reporter(config.report, RunFacts(folder, title, steps, settings, state["step"] if state else 0)),
             critic, _eval_plan(config, made, workflow), extras.names, tuple(sorted(made.scorer.names)), starting=starting,
-            started=started,
+            started=started, judges=made.scorer.judges if config.reward.judges else None,
         )  # fmt: skip
         made.scorer.follow(lambda: TrainerState(run.rollouts.version, steps))
         if state:
@@ -242,7 +283,13 @@ def rollouts_of(config: RunConfig, made: Stage, workflow: Workflow, prompts: Pro
         max_error_share=config.reward.max_error_share,
         prompt_limit=None if epochs is None else epochs * len(prompts.prompts), judge=made.scorer.judge,
         rates=PassRates(1.0 if sampling is None else sampling.correct_threshold),
+        chat=chat_with(config, made.loaded, config.train_dataset), context=made.loaded.context,
     )  # fmt: skip
+
+
+def chat_with(config: RunConfig, loaded: LoadedModel, section: DatasetConfig) -> Chat:
+    """Conversations that go on from the prompts of a section."""
+    return chat_of(loaded.tokenizer, section, config.gconfig.sampling(loaded.stop_ids).stop_ids)
 
 
 def _source_of(config: RunConfig, made: Stage, prompts: Prompts) -> PromptSource:
@@ -251,7 +298,7 @@ def _source_of(config: RunConfig, made: Stage, prompts: Prompts) -> PromptSource
     if not section.streaming:
         return in_order(prompts.prompts, section, config.seed)
     sieve = Sieve(rendering_of(made.loaded.tokenizer, section), section, made.loaded.context, longest(config))
-    return Stream(section, sieve, config.seed)
+    return stream_of(section, sieve, config.seed)
 
 
 def _part_weights(config: RunConfig, scorer: RewardRuntime) -> tuple[float, ...]:
@@ -273,8 +320,14 @@ def _refill(config: RunConfig, algorithm: Algorithm, keep: Callable[[Group], boo
         filters.append(lambda group: bool(algorithm.keep(_reward_tensor(group))))
     if not filters:
         return None
-    rounds = sampling.max_batches if sampling is not None else 10
-    return Refill(lambda group: all(accept(group) for accept in filters), rounds, refill=not config.dynamic_bs)
+
+    def accepted(group: Group) -> bool:
+        return all(accept(group) for accept in filters)
+
+    asked = sampling or DynamicSampling()
+    return Refill(
+        accepted, asked.max_batches, not config.dynamic_bs, asked.oversample, asked.surplus_steps, asked.on_limit
+    )
 
 
 def _reward_tensor(group: Group) -> torch.Tensor:
@@ -301,5 +354,6 @@ def _eval_plan(config: RunConfig, made: Stage, workflow: Workflow) -> EvalPlan |
     prompts = rendered.prompts[: asked.n_prompts]
     measures.check(prompts)
     usual = replace(config.gconfig.sampling(made.loaded.stop_ids), max_new_tokens=longest(config))
-    evaluator = Evaluator(made.engine, workflow, made.scorer, config.seed, made.scorer.judge)
+    chat, context = chat_with(config, made.loaded, section), made.loaded.context
+    evaluator = Evaluator(made.engine, workflow, made.scorer, config.seed, made.scorer.judge, chat, context)
     return EvalPlan(evaluator, prompts, asked.sampling(usual), measures)

@@ -1,20 +1,24 @@
 """What the console says before the first step: what is trained on what, at which cost, and what the config's keys do not do.
 
-Left out: how lines are shown (`report`), and the judgement of single keys (`algo.review` and `run.without_effect`).
+Left out: how lines are shown (`report`), and the judgement of single keys (`algo.review` and `idle`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import torch
 
 from partita.algo.algorithm import Algorithm
+from partita.algo.conflicts import MASKS_ONLY
 from partita.algo.review import review
+from partita.ends import lines_of
 from partita.engine.config import compute_dtype
+from partita.idle import never_begun, without_effect
 from partita.models.load import LoadedModel
-from partita.run import Plan, RunConfig, never_begun, without_effect
-from partita.runner import Run
+from partita.rollout.named import SINGLE
+from partita.run import Plan, RunConfig
+from partita.runner import Phase, Run
 from partita.stages import changes, ends
 
 SCORED = {
@@ -38,7 +42,7 @@ def facts_of(run: Run, plan: Plan, loaded: LoadedModel, held_out: bool, notes: S
     adapted = f", {trained / 1e6:.1f} M of them trained, in adapters" if config.actor.lora else ""
     facts = {
         "model": f"{config.actor.path}, {parameters / 1e6:.1f} M parameters{adapted}, {loaded.path_kind}",
-        "task": f"{config.train_dataset.path}, reward {', '.join(run.part_names)}",
+        "task": _task(run),
         "algorithm": config.algorithm or "keys of actor",
         "batch": _batch(run.phase.config),
         "precision": f"learns in {_word(compute_dtype(config.actor.dtype, device))} on float32 weights, "
@@ -46,6 +50,8 @@ def facts_of(run: Run, plan: Plan, loaded: LoadedModel, held_out: bool, notes: S
     }
     groups = {
         "stages": _stages(run),
+        "filter": tuple(dict.fromkeys(line for phase in run.phases for line in _filter(phase))),
+        "ends": lines_of(config.max_hours, config.max_tokens, config.early_stop),
         "controllers": tuple(f"{name}: {_state(state)}" for name, state in run.controls.state_dict().items()),
         "scores": _scores(run.phase.config, run.algorithm),
         "reference": _reference(run),
@@ -55,6 +61,14 @@ def facts_of(run: Run, plan: Plan, loaded: LoadedModel, held_out: bool, notes: S
         **_reviewed(run, plan, held_out),
     }
     return facts | {name: "; ".join(lines) for name, lines in groups.items() if lines}
+
+
+def _task(run: Run) -> str:
+    """Which rows, who judges the answers, and how an answer comes about where that is not one completion."""
+    workflow = run.config.rollout.workflow
+    told = "" if workflow == SINGLE else f", workflow {workflow}"
+    judged = ", ".join(run.part_names) or "by the workflow"
+    return f"{run.config.train_dataset.path}, reward {judged}{told}"
 
 
 def _batch(config: RunConfig) -> str:
@@ -73,6 +87,32 @@ def _stages(run: Run) -> tuple[str, ...]:
     if lines and run.first_step > 0:
         lines[run.progress.index] += f" (now, from step {run.first_step + 1} on)"
     return tuple(lines)
+
+
+def _filter(phase: Phase) -> Iterator[str]:
+    """How a batch is filled, where that is not one group after the other; and what it means that some groups wait."""
+    sampling, asked = phase.config.actor.dynamic_sampling, phase.refill
+    if sampling is None or asked is None:
+        return
+    if sampling.oversample > 1:
+        yield f"rounds start {sampling.oversample:g} times the groups that are lacking, and the batch takes them in start order"
+    if sampling.on_limit != "error":
+        yield f"after {sampling.max_batches} rounds: {sampling.on_limit}"
+    if not sampling.keeps_surplus:
+        return
+    waits = f"groups beyond the batch wait at most {sampling.surplus_steps} steps, with the sampler's own log-probs"
+    old = "" if phase.config.rollout.policy == "starting" else ", and are older by as many weight versions"
+    yield f"{waits}{old}{'' if _weighs_behaviour(phase.config) or not old else UNWEIGHED}"
+
+
+UNWEIGHED = " (they count like new ones; actor.use_decoupled_loss=true weighs them)"
+
+
+def _weighs_behaviour(config: RunConfig) -> bool:
+    """Whether the objective sees that a sample is of another policy than that of before the step."""
+    keys = config.actor
+    weighed = keys.use_decoupled_loss or (keys.correction is not None and keys.correction.kind not in MASKS_ONLY)
+    return weighed or (keys.importance_sampling_level != "none" and not keys.recompute_logprob)
 
 
 def _state(state: dict[str, float]) -> str:

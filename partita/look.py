@@ -24,7 +24,6 @@ from partita.tasks.files import DataError
 from partita.tasks.prompt import render_prompts
 from partita.tasks.reward import RewardRuntime, Scored
 from partita.tasks.settings import DatasetConfig
-from partita.tasks.stream import load_head
 from partita.train.config import ActorConfig, LearnedModelConfig
 
 IDS = 200  # token ids of a prompt that are shown
@@ -95,8 +94,6 @@ def _rows(config: RunConfig, request: Request) -> tuple[DatasetConfig, TaskRows]
     if section is None:
         raise DataError("no held-out rows: set valid_dataset, or train_dataset.held_out")
     name = "valid_dataset" if request.held_out else "train_dataset"
-    if section.streaming:
-        return section, load_head(section, section=name)
     kept = request.held_out and config.valid_dataset is None and section.held_out > 0
     return section, load_rows(section, seed=config.seed, section=name, held_out=kept)
 
@@ -126,15 +123,19 @@ def known_of(actor: ActorConfig | LearnedModelConfig, tokenizer_path: str | None
 
 
 def _scorer(config: RunConfig, rows: TaskRows) -> RewardRuntime | None:
-    """The reward's functions; None where it has none, but a model."""
-    own = () if config.reward.model else rows.functions
-    if config.reward.model and not config.reward.functions:
+    """The reward's functions; None where it has none, but a model or judges."""
+    own = () if config.reward.complete else rows.functions
+    if config.reward.complete and not config.reward.functions:
         return None
-    return RewardRuntime(replace(config.reward, model=None), own)
+    return RewardRuntime(replace(config.reward, model=None, process_model=None, judges={}), own)
 
 
 def _no_function(config: RunConfig) -> str:
-    return f"the reward is a model, {config.reward.model}, which is not loaded here"
+    models = [name for name in (config.reward.model, config.reward.process_model) if name]
+    found = [f"a model, {' and '.join(models)}, which is not loaded here"] if models else []
+    judges = ", ".join(config.reward.judges)
+    found += [f"judged by {judges}, who are not asked here"] if judges else []
+    return f"the reward is {', and '.join(found)}"
 
 
 def lengths(what: str, sizes: Sequence[int]) -> str:
@@ -206,6 +207,6 @@ def _verdict(config: RunConfig, prompts: Sequence[Prompt], tried: Sequence[Seque
         lines.append(
             f"in no way of writing it does the gold answer get more than nothing: {', '.join(blind[:5])}{more}"
         )
-    if config.reward.model:
+    if config.reward.complete:
         lines.append(_no_function(config))
     return lines

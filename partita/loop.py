@@ -9,7 +9,7 @@ async def train(run: Run) -> None:
     """Sample groups, give credit, learn, publish; until the last step."""
     for step in run.remaining():
         with run.timed("sample"):  # scored and filtered, all from the weights published last
-            taken = await run.rollouts.take(run.groups_per_step)
+            taken = await run.take(step)
         with run.timed("score"):  # only the streams this algorithm needs
             rollout = run.score(taken.groups, version=step)
         with run.timed("credit"):  # once per rollout batch; adaptive values become plain numbers here

@@ -6,15 +6,26 @@ Left out: what the commands print (`cli`).
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 import torch
 
-from partita.build import ended_by, longest, prompts_of, saved_tokenizer, stage, valid_section
-from partita.engine.api import Draw, Request
+from partita.build import (
+    chat_with,
+    ended_by,
+    is_own,
+    longest,
+    prompts_of,
+    saved_tokenizer,
+    stage,
+    valid_section,
+    workflow_for,
+)
+from partita.engine.local import LocalEngine
 from partita.evals.config import EvaluatorConfig
 from partita.evals.evaluate import EVAL_STREAM, Evaluator
 from partita.evals.measures import Measures, summarise
@@ -23,7 +34,8 @@ from partita.models.export import export_hf
 from partita.models.load import LoadedModel
 from partita.offline.build import load_model, write_model
 from partita.offline.config import KINDS, command_of, load_offline_config
-from partita.rollout.workflow import SingleTurn
+from partita.records import Prompt, Sample, StopReason
+from partita.rollout.episodes import Setting, play
 from partita.run import RunConfig
 from partita.run_models import load_policy, open_engine
 from partita.runfolder import (
@@ -34,22 +46,58 @@ from partita.runfolder import (
     resume_point,
     run_config_of,
 )
+from partita.tasks.chat import Chat
 from partita.tasks.dataset import TaskRow
 from partita.tasks.prompt import render_prompts
+from partita.tasks.reward import Ask, Scored
 from partita.train.checkpoint import load_checkpoint, whole_checkpoints
 
 
 def complete(config: RunConfig, words: str, samples: int, temperature: float) -> list[str]:
-    """Completions of one user message by the model `actor.path`."""
-    loaded, engine, _ = open_engine(config)
-    with ended_by(engine.close):
+    """Completions of one user message by the model `actor.path`; with a workflow of the config's own, whole conversations."""
+    with workflow_for(config) as workflow, _engine(config) as (loaded, engine):
         row = TaskRow("prompt", ({"role": "user", "content": words},), None, {})
         section = config.train_dataset
         [prompt] = render_prompts([row], loaded.tokenizer, section, context=loaded.context, section="prompt").prompts
         sampling = replace(config.gconfig.sampling(loaded.stop_ids), temperature=temperature)
-        draws = [Draw(config.seed, EVAL_STREAM, 0, k) for k in range(samples)]
-        futures = engine.submit([Request(prompt.ids, sampling, draw) for draw in draws])
-        return [future.result().text for future in futures]
+        chat = chat_with(config, loaded, section)
+        setting = Setting(
+            engine, workflow, Unscored(), sampling, config.seed, EVAL_STREAM, chat=chat, context=loaded.context
+        )
+        [group] = asyncio.run(play(setting, [(0, prompt)], samples))
+        if not is_own(config):
+            return [sample.text for sample in group.samples]
+        return [_conversation(sample, prompt, chat) for sample in group.samples]
+
+
+@contextmanager
+def _engine(config: RunConfig) -> Iterator[tuple[LoadedModel, LocalEngine]]:
+    loaded, engine, _ = open_engine(config)
+    with ended_by(engine.close):
+        yield loaded, engine
+
+
+class Unscored:
+    """A scorer where nothing is to be scored."""
+
+    async def score(
+        self,
+        prompt: Prompt,
+        text: str,
+        ids: Sequence[int],
+        stop_reason: StopReason,
+        ask: Ask | None = None,
+        transcript: str | None = None,
+    ) -> Scored:
+        """No reward."""
+        return Scored(None, status="not_applicable", error="nothing is scored here")
+
+
+def _conversation(sample: Sample, prompt: Prompt, chat: Chat) -> str:
+    """All that followed the prompt, or an opening that took its place, and what went wrong."""
+    last, opening = sample.rows[-1].ids, list(prompt.ids)
+    text = chat.decode(last[len(opening) :] if last[: len(opening)] == opening else last)
+    return f"{text}\n[{sample.error.splitlines()[0]}]" if sample.status == "reward_error" else text
 
 
 def evaluate(
@@ -60,7 +108,7 @@ def evaluate(
     """
     settings, seed = settings or config.evaluator, config.seed if seed is None else seed
     config = _with_room(config, settings.max_new_tokens)
-    with stage(config, held_out_only=True) as made:
+    with workflow_for(config) as workflow, stage(config, held_out_only=True, own_workflow=is_own(config)) as made:
         section = valid_section(config)
         assert section is not None and made.valid_rows is not None, "stage refuses a config without held-out rows"
         rendered = prompts_of(config, made.valid_rows, section, made.loaded, "valid_dataset").prompts
@@ -68,7 +116,9 @@ def evaluate(
         measures.check(prompts)
         usual = replace(config.gconfig.sampling(made.loaded.stop_ids), max_new_tokens=longest(config))
         sampling = settings.sampling(usual)
-        evaluator = Evaluator(made.engine, SingleTurn(), made.scorer, seed, made.scorer.judge)
+        chat, context = chat_with(config, made.loaded, section), made.loaded.context
+        made.scorer.judges.keep(None)
+        evaluator = Evaluator(made.engine, workflow, made.scorer, seed, made.scorer.judge, chat, context)
         evaluation = asyncio.run(evaluator.run(prompts, sampling, settings.n_samples))
     asked = Asked(str(section.path), section.split, len(prompts), settings.n_samples, sampling, seed, measures)
     return Evaluated(config.actor.path, evaluation, summarise(evaluation.groups, measures, settings.n_samples)), asked

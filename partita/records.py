@@ -50,7 +50,8 @@ class Row:
 class Sample:
     """One trajectory. Statistics count samples, never rows. `reward` is None exactly when `status` is not "ok".
 
-    `step_rewards`: (trained token, counted from 0; reward). `notes`: texts that reward functions told.
+    `step_rewards`: (trained token, counted from 0 over all rows; reward). `notes`: texts that reward functions told. `metrics`:
+    numbers that the workflow tells about the sample, by the name of the metric; the mean over the samples that have it is shown.
     """
 
     rows: list[Row]
@@ -62,6 +63,7 @@ class Sample:
     status: Status = "ok"
     error: str = ""
     notes: dict[str, str] = field(default_factory=dict[str, str])
+    metrics: dict[str, float] = field(default_factory=dict[str, float])
 
     @property
     def length(self) -> int:

@@ -20,11 +20,11 @@ from partita.config import ConfigError, Loaded, key, key_factory, load_config
 from partita.config.document import escape
 from partita.config.errors import Problem
 from partita.config.schema import plain
+from partita.ends import EarlyStopConfig
 from partita.engine.config import GenerationConfig, RolloutConfig
 from partita.evals.config import EvaluatorConfig
 from partita.report.config import ReportConfig
 from partita.stages import StageConfig, check_order, flat
-from partita.tasks.dataset import is_hub_name, task_of
 from partita.tasks.reward import RewardConfig
 from partita.tasks.settings import DatasetConfig
 from partita.train.config import ActorConfig, CriticConfig, RefConfig
@@ -88,6 +88,17 @@ class RunConfig:
     seed: int = key(1, "seed of data order, sampling and minibatches", ge=0, lt=2**32)
     total_train_epochs: int | None = key(None, "passes over train_dataset", ge=1)
     total_train_steps: int | None = key(None, "train steps; wins over total_train_epochs", ge=1)
+    max_hours: float | None = key(
+        None,
+        "wall hours that the run may take, all resumes together; it ends, with checkpoint and export, before a step that the last "
+        "ones say would not fit",
+        gt=0,
+    )
+    max_tokens: int | None = key(
+        None, "generated tokens of training; the run ends, with checkpoint and export, after the step that reaches so many",
+        ge=1,
+    )  # fmt: skip
+    early_stop: EarlyStopConfig | None = key(None, "end the run when its evaluations no longer get better")
     tokenizer_path: str | None = key(None, "tokenizer folder or name; null takes the model's own")
     dynamic_bs: bool = key(False, "with dynamic sampling: train on what one round left instead of refilling the batch")
     scheduler: SchedulerConfig = key_factory(SchedulerConfig, "where processes start")
@@ -119,7 +130,7 @@ class RunConfig:
         if self.rollout.max_head_offpolicyness > 0:
             raise ValueError(
                 f"rollout.max_head_offpolicyness={self.rollout.max_head_offpolicyness}: this version samples and trains in "
-                "turns, every sample from the newest weights; use rollout.max_head_offpolicyness=0"
+                "turns, every round from the newest weights; use rollout.max_head_offpolicyness=0"
             )
         if self.rollout.policy == "starting" and self.actor.max_staleness is not None:
             raise ValueError(
@@ -139,12 +150,18 @@ class RunConfig:
                 f"valid_dataset.held_out={self.valid_dataset.held_out}: all of its rows are held out; leave it 0"
             )
         check_order(self.stages)
+        for path, metric in self.judged_by():
+            if self.evaluator.freq_steps is None:
+                raise ValueError(f"{path}={metric}: nothing is evaluated; set evaluator.freq_steps")
+
+    def judged_by(self) -> Iterator[tuple[str, str]]:
+        """Keys that name a metric of evaluations, and the metric."""
+        if self.early_stop is not None:
+            yield "early_stop.metric", self.early_stop.metric
         for index, stage in enumerate(self.stages):
             metric = None if stage.until is None else stage.until.plateau
-            if metric is not None and metric.startswith("eval/") and self.evaluator.freq_steps is None:
-                raise ValueError(
-                    f"stages[{index}].until.plateau={metric}: nothing is evaluated; set evaluator.freq_steps"
-                )
+            if metric is not None and metric.startswith("eval/"):
+                yield f"stages[{index}].until.plateau", metric
 
 
 @dataclass(frozen=True)
@@ -277,12 +294,12 @@ def refuse_untrainable(config: RunConfig, plan: Plan, *, own_workflow: bool) -> 
     problems: list[Problem] = []
     for index, stage in enumerate(plan.stages):
         needs, reason = stage.algorithm.needs, ""
-        given = own_workflow or any(options.steps for options in config.reward.options.values())
+        given = own_workflow or config.reward.gives_steps
         if "step_rewards" in needs and not given:
             reason = (
                 "process needs rewards of single steps: of a reward function that returns steps "
-                "(+reward.options.<function>.steps=true), or of a workflow from Python "
-                "(PPOTrainer(config).train(workflow=...)); take actor.credit=outcome"
+                "(+reward.options.<function>.steps=true), of a judge (reward.judges.<name>.steps), of "
+                "reward.process_model, or of a workflow (rollout.workflow=multi_turn); take actor.credit=outcome"
             )
         if reason:
             problem = Problem("actor.credit", reason)
@@ -291,95 +308,14 @@ def refuse_untrainable(config: RunConfig, plan: Plan, *, own_workflow: bool) -> 
         raise ConfigError(problems)
 
 
-def without_effect(config: RunConfig, *, needs: frozenset[str], filtered: bool, held_out: bool) -> tuple[str, ...]:
-    """Keys beside the algorithm's that were changed from their default and do nothing, each with what is missing.
-
-    config: the whole run's, or a stage's. needs: the streams that its algorithm needs. filtered: groups are filtered, by
-    the algorithm or by Python. held_out: there are rows to evaluate on.
-    """
-    actor, found = config.actor, list[tuple[str, Any, Any, str]]()
-    if config.total_train_steps is not None:
-        found.append(("total_train_epochs", config.total_train_epochs, None, "total_train_steps is set and wins"))
-    if not filtered:
-        found.append(("dynamic_bs", config.dynamic_bs, False, "needs actor.dynamic_sampling or a filter from Python"))
-    if not needs & REFERENCE and config.ref is not None:
-        reason = "needs a KL term: actor.kl_loss_coef or actor.kl_ctl above 0"
-        found += _changed("ref", config.ref, RefConfig(), reason)
-    if actor.optimizer.lr_scheduler_type == "constant":
-        reason = "needs actor.optimizer.lr_scheduler_type: linear or cosine"
-        found.append(("actor.optimizer.min_lr_ratio", actor.optimizer.min_lr_ratio, 0.0, reason))
-    if actor.ppo_n_minibatches == 1:
-        found.append(
-            ("actor.minibatch_split", actor.minibatch_split, "groups", "needs actor.ppo_n_minibatches above 1")
-        )
-    if config.rollout.policy == "newest":
-        found.append(("actor.max_staleness", actor.max_staleness, None, "every sample is from the newest weights"))
-    for name, section in (("train_dataset", config.train_dataset), ("valid_dataset", config.valid_dataset)):
-        path = section.path if section is not None else None
-        if section is not None and path is not None and (task_of(path) is not None or not is_hub_name(path)):
-            found.append((f"{name}.subset", section.subset, None, "only data sets of the hub have one"))
-        if section is not None and not section.streaming:
-            found.append((f"{name}.buffer_rows", section.buffer_rows, 1000, "needs streaming=true"))
-    found += _idle_evaluation(config.evaluator, held_out)
-    lines = [f"{path} {value}: no effect, {why}" for path, value, default, why in found if value != default]
-    lines += _idle_in_step(config)
-    if config.critic is not None and "values" not in needs:
-        lines.append("critic: no effect, needs actor.credit: gae")
-    elif config.critic is not None:
-        lines += _idle_critic(config.critic)
-    return tuple(lines)
-
-
-def _idle_critic(critic: CriticConfig) -> list[str]:
-    """What only a critic of its own has, or only one on the policy's weights."""
-    own = ("dtype", "gradient_checkpointing", "optimizer", "ppo_n_minibatches", "ppo_epochs", "minibatch_split")
-    names, why = (
-        (own, "shared=true: it learns with the policy") if critic.shared else (("vf_coef",), "needs critic.shared=true")
-    )
-    default = CriticConfig()
-    return [f"critic.{name}: no effect, {why}" for name in names if getattr(critic, name) != getattr(default, name)]
-
-
-def _idle_in_step(config: RunConfig) -> list[str]:
-    """What synchronous training, or a single optimizer step per rollout batch, leaves without effect."""
-    actor = config.actor
-    if actor.importance_sampling_level == "none":
-        return []
-    if actor.prox_logp_method == "loglinear" and actor.recompute_logprob and config.rollout.policy == "newest":
-        why = "every sample is from the newest weights, so the clip centre is the sampler and corrections weigh 1"
-        return [f"actor.prox_logp_method loglinear: no effect of its own, {why}"]
-    default = AlgorithmKeys()
-    held = ("gate", "use_sapo_loss", "eps_clip", "eps_clip_higher", "c_clip", "eps_clip_rule", "kl_penalty_coef")
-    changed = [name for name in held if getattr(actor, name) != getattr(default, name)]
-    if not changed or not actor.recompute_logprob or actor.ppo_epochs * actor.ppo_n_minibatches > 1:
-        return []
-    names = ", ".join(f"actor.{name}" for name in changed)
-    return [
-        f"{names}: no effect, one optimizer step per batch (ppo_epochs 1, ppo_n_minibatches 1) has ratios of exactly 1"
+def refuse_unevaluated(config: RunConfig, *, held_out: bool) -> None:
+    """Raise ConfigError where something waits for evaluations and there are no rows to evaluate on."""
+    found = () if held_out else config.judged_by()
+    problems = [
+        Problem(path, f"{metric} is never measured: no held-out rows, set valid_dataset") for path, metric in found
     ]
-
-
-def _idle_evaluation(evaluator: EvaluatorConfig, held_out: bool) -> list[tuple[str, Any, Any, str]]:
-    if evaluator.freq_steps is None:
-        return _changed("evaluator", evaluator, EvaluatorConfig(), "needs evaluator.freq_steps")
-    if not held_out:
-        return [("evaluator.freq_steps", evaluator.freq_steps, None, "no held-out rows: needs valid_dataset")]
-    return []
-
-
-def _changed(path: str, section: Any, default: Any, why: str) -> list[tuple[str, Any, Any, str]]:
-    before = vars(default)
-    return [(f"{path}.{name}", value, before[name], why) for name, value in vars(section).items()]
-
-
-def never_begun(config: RunConfig) -> Iterator[str]:
-    """A line where the run ends before its last stages."""
-    total = config.total_train_steps
-    for index, stage in enumerate(config.stages):
-        step = None if stage.until is None else stage.until.step
-        if total is not None and step is not None and step >= total and stage.until and stage.until.plateau is None:
-            yield f"stages[{index + 1}]: never begins, stages[{index}].until.step {step} and total_train_steps {total}"
-            return
+    if problems:
+        raise ConfigError(problems)
 
 
 def load_run_config(

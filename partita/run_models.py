@@ -6,22 +6,26 @@ Left out: how they are trained (`train`), and what else a run consists of (`buil
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import Protocol
 
 import torch
 
 from partita.engine.config import compute_dtype
 from partita.engine.local import LocalEngine
+from partita.engine.text import decode
 from partita.models.adapters import started_at_zero
 from partita.models.load import LoadedModel, find_stop_ids, load_causal_lm, load_tokenizer
 from partita.models.lora import add_adapters, base_view
 from partita.models.packed import PackedModel, cast_copy
+from partita.models.process import load_process_model
 from partita.models.reference import check_reference
 from partita.models.scoring import is_scorer, load_scorer, load_value_model
 from partita.models.selfcheck import decoding_copy
 from partita.ops.memory import keep_freed_memory
 from partita.run import RunConfig
 from partita.tasks.model_reward import ModelReward
+from partita.tasks.process_reward import ProcessReward
 from partita.tasks.reward import Judge
 from partita.train.config import ActorConfig, CriticConfig, LearnedModelConfig, RefConfig
 from partita.train.critic import Critic
@@ -140,3 +144,13 @@ def open_judge(
     )  # fmt: skip
     judge = ModelReward(model, policy.tokenizer)
     return judge, tuple(f"reward model {path}: {note}" for note in (*model.notes, *judge.notes))
+
+
+def open_process_model(
+    config: RunConfig, path: str, policy: LoadedModel, device: torch.device
+) -> tuple[Judge, tuple[str, ...]]:
+    """The process reward model `path`, in the precision that the device is fast in, and what to tell of it."""
+    trust, asked = config.actor.trust_remote_code, config.reward
+    model = load_process_model(path, dtype=compute_dtype("auto", device), device=device, trust_remote_code=trust)
+    judge = ProcessReward(model, partial(decode, policy.tokenizer), asked.process_steps, asked.process_separator)
+    return judge, tuple(f"process reward model {path}: {note}" for note in model.notes)

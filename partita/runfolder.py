@@ -1,7 +1,7 @@
 """A run's folder: how it is named, what config it holds, which checkpoint it goes on from.
 
-runs/<experiment>/<trial>/  config.yaml  python.json  metrics.jsonl  reward.svg  samples/  batches/  checkpoints/  export/
-export_critic/
+runs/<experiment>/<trial>/  config.yaml  python.json  metrics.jsonl  reward.svg  samples/  batches/  checkpoints/  best/
+export/  export_critic/
 """
 
 from __future__ import annotations

@@ -11,8 +11,9 @@ import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import torch
 from transformers import PreTrainedTokenizerBase
@@ -21,26 +22,29 @@ from partita.algo.algorithm import Algorithm
 from partita.algo.compose import controllers
 from partita.algo.control import Controls, When
 from partita.algo.stats import LOSS_METRICS
+from partita.best import best_folder, remove_beaten, restore_best
+from partita.columns import with_columns
+from partita.ends import EarlyStop, Ends
 from partita.engine.api import Engine
-from partita.engine.local import EngineStats
 from partita.evals.plan import EvalPlan
 from partita.extras import Brought
 from partita.models.export import export_hf, export_scorer, remove_leftovers
 from partita.models.load import ModelLoadError
 from partita.models.packed import weights
-from partita.records import Batch, Group
+from partita.records import Group
 from partita.replay.saved import saved, setting_of
-from partita.report.metrics import WORK, Metrics, Timer
+from partita.report.metrics import Metrics, Timer
 from partita.report.records import StepRecord
 from partita.report.reporter import Reporter
 from partita.report.sinks import write_atomic
 from partita.rollout.adaptive import AdaptiveSizes
-from partita.rollout.episodes import RolloutError
 from partita.rollout.rollouts import Refill, Retry, Rollouts, Taken
 from partita.rollout.summary import summarise_taken
 from partita.run import RunConfig
 from partita.runfolder import CHECKPOINTS, CRITIC_EXPORT, EXPORT
 from partita.stages import Progress, carried, changes
+from partita.steptimes import EngineClock, step_times
+from partita.tasks.judges.judge import Judges
 from partita.tasks.rates import FILE as PASS_RATES
 from partita.train.batch import RolloutBatch, collate
 from partita.train.checkpoint import Kept, save_checkpoint
@@ -48,19 +52,6 @@ from partita.train.config import RefConfig
 from partita.train.critic import Critic
 from partita.train.learner import Learner
 from partita.train.record import LearnRecord
-
-
-@runtime_checkable
-class Clocked(Protocol):
-    """An engine that counts its seconds."""
-
-    def stats(self) -> EngineStats:
-        """Counts since it started."""
-        ...
-
-
-def _generated(engine: Clocked) -> float:
-    return engine.stats().forward_seconds
 
 
 @dataclass(frozen=True)
@@ -80,8 +71,7 @@ class Run:
     phases: one for each stage, one where the config has no stages. part_names: the reward functions, in the order of their
     weights in the algorithms. record: what learning did in the last step. applied: what the rules remembered meanwhile.
     starting: the weights that training started from, where samples come from those but evaluations borrow the engine.
-    started: their fingerprint.
-    generated: the engine's seconds in the model, up to the end of the last step.
+    started: their fingerprint. finished: steps so far.
     """
 
     config: RunConfig
@@ -98,19 +88,24 @@ class Run:
     brought: Brought = field(default_factory=Brought)
     part_names: tuple[str, ...] = ()
     first_step: int = 0
+    judges: Judges | None = None
     starting: Mapping[str, torch.Tensor] = field(default_factory=dict[str, torch.Tensor])
     started: int = 0
     timer: Timer = field(default_factory=Timer)
     step_began: float = field(default_factory=time.perf_counter)
     record: LearnRecord = field(default_factory=LearnRecord)
     applied: dict[str, dict[str, float]] = field(default_factory=dict[str, dict[str, float]])
-    generated: float = field(init=False, default=0.0)
+    engine_clock: EngineClock = field(init=False)
     controls: Controls = field(init=False, default_factory=Controls)
     progress: Progress = field(init=False)
+    ends: Ends = field(init=False)
+    finished: int = field(init=False, default=0)
 
     def __post_init__(self) -> None:
+        asked = self.config.early_stop
+        self.ends = Ends(self.config.max_hours, self.config.max_tokens, None if asked is None else EarlyStop(asked))
         self.progress = Progress(tuple(self.config.stages))
-        self.generated = _generated(self.engine) if isinstance(self.engine, Clocked) else 0.0
+        self.engine_clock = EngineClock(self.engine)
         self._enter()
 
     @property
@@ -129,7 +124,8 @@ class Run:
         return self.phase.config.train_dataset.batch_size
 
     def remaining(self) -> Iterator[int]:
-        """The train steps to take, counted from 0: until `steps`, or until the prompts of all epochs are used."""
+        """The train steps to take, counted from 0: until `steps`, until the prompts of all epochs are used, or `ends`."""
+        self.ends.recall(self.reporter.console.view.records)
         step = self.first_step
         while not self._over(step):
             yield step
@@ -139,13 +135,18 @@ class Run:
         """Count the block's wall time as `time/<phase>` of this step."""
         return self.timer.timed(phase)
 
+    async def take(self, step: int) -> Taken:
+        """The groups of step `step`; where a judge may ask no more, a checkpoint of the steps before, and BudgetReached."""
+        if self.judges is None:
+            return await self.rollouts.take(self.groups_per_step)
+        save = partial(self.save, step, self.state_dict(step))
+        with self.judges.ending(save if step > 0 else lambda: None):
+            return await self.rollouts.take(self.groups_per_step)
+
     def score(self, groups: Sequence[Group], version: int) -> RolloutBatch:
         """The batch of the groups, with the streams that the algorithm needs. `version`: of the newest weights."""
         rollout, needs = collate(groups, seed=self.config.seed, version=version), self.algorithm.needs
-        if "parts" in needs:
-            rollout = rollout.with_batch(_with_parts(rollout, self.part_names))
-        if "step_rewards" in needs and rollout.batch.step_rewards_T is None:  # no sample of the step has any
-            rollout = rollout.with_batch(rollout.batch.with_(step_rewards_T=_nan(len(rollout.batch.seq_T))))
+        rollout = with_columns(rollout, needs, self.part_names)
         rollout = self.learner.score(rollout, self.algorithm)
         if self.critic is not None and "values" in needs:
             rollout = self.critic.score(rollout)
@@ -190,30 +191,39 @@ class Run:
     async def finish(self, step: int, taken: Taken, rollout: RolloutBatch, metrics: Metrics) -> None:
         """Controllers, evaluation, report, stage and checkpoint of step `step` (counted from 1), each when due."""
         metrics.add(self.algorithm.credit_stats(rollout.batch))
-        metrics.merge(summarise_taken(taken))
+        rollouts = summarise_taken(taken)
+        metrics.merge(rollouts)
+        if self.config.train_dataset.streaming:
+            metrics.put("prompts_left_out", self.rollouts.prompts.left_out)
+        self.finished = step
+        self.ends.step_taken(rollouts.counters["response_tokens"])
         samples = {"samples": float(rollout.batch.valid_S.sum())}
         self.controls.observe("after_epochs", metrics.as_dict() | samples)
         if self._eval_due(step):
             with self.timed("eval"):
                 await self._evaluate(step, metrics)
+        if self.judges is not None:
+            metrics.add(self.judges.take_counts())
         self._refresh(step)
         record = self._record(step, metrics)
         self.reporter.step(record, taken.groups, rollout.batch.advantages_T)
         self._keep(step, rollout)
-        self._advance(step, record.metrics)
+        self._judge(step, record.metrics)
         if self._save_due(step):
             with self.timed("save"):  # counted in the next step
                 self.save(step)
         self.step_began = time.perf_counter()
 
-    def save(self, step: int) -> None:
-        """Write a checkpoint, after the records of all steps before it."""
+    def save(self, step: int, state: dict[str, Any] | None = None) -> None:
+        """Write a checkpoint, after the records of all steps before it. state: an earlier `state_dict`, the present one if None."""
         self.reporter.wait()
         keep = self.config.checkpoint.keep_last
         root = self.folder / CHECKPOINTS
-        learner, state = self.learner, self.state_dict(step)
+        learner, state = self.learner, self.state_dict(step) if state is None else state
         others = beside(self.critic, learner, self.config.ref)
         save_checkpoint(root, step, learner.model, learner.stepper.optimizer, state, keep, others)
+        if self.ends.stop is not None:
+            remove_beaten(self.folder, self.ends.stop.best_step)
         if self.rollouts.rates is not None:
             write_atomic(self.folder / PASS_RATES, self.rollouts.rates.lines().encode())
 
@@ -223,6 +233,7 @@ class Run:
             "step": step,
             "started": self.started,
             "stage": self.progress.state_dict(),
+            "ends": self.ends.state_dict(),
             "rollouts": self.rollouts.state_dict(),
             "controls": self.controls.state_dict(),
             "learner": self.learner.state_dict(),
@@ -231,9 +242,10 @@ class Run:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from a checkpoint's state. Raises ValueError for one that does not fit this config."""
-        self.first_step = state["step"]
+        self.first_step = self.finished = state["step"]
         if "stage" in state:  # a run of version 0.1 has one phase
             self.progress.load_state_dict(state["stage"])
+        self.ends.load_state_dict(state.get("ends", {}))
         self.controls = Controls()
         self._enter()
         self.rollouts.load_state_dict(state["rollouts"])
@@ -243,18 +255,23 @@ class Run:
             self.critic.load_state_dict(state["critic"])
 
     def end(self) -> None:
-        """Export the model, also when a kill came between the last checkpoint and its export; say what to do next."""
-        folder = self.folder
+        """Export the model, also when a kill came between the last checkpoint and its export; say why and what to do next."""
+        folder, whole = self.folder, self.finished >= self.steps or self.rollouts.exhausted
+        reason = None if whole else self.ends.reason
         for name in (EXPORT, CRITIC_EXPORT):
             remove_leftovers(folder / name)
         self.export(folder / EXPORT)
+        results = [f"ended by {reason.text}"] if reason else []
+        results += restore_best(folder, folder / EXPORT, self.ends.stop, self.finished)
         reward = " --reward path/file.py:function" if self.brought.rewards else ""
+        further = reason.further if reason else f"total_train_steps={2 * self.steps}"
         self.reporter.finish(
             {
                 "evaluate": f"partita eval {folder} --compare{reward}",
                 "try": f'partita generate {folder} --prompt "..."',
-                "go on": self.brought.resume_command(folder, f"total_train_steps={2 * self.steps}"),
-            }
+                "go on": self.brought.resume_command(folder, further),
+            },
+            results,
         )
 
     def export(self, folder: Path) -> None:
@@ -302,9 +319,23 @@ class Run:
         plateau = until is not None and until.plateau is not None and until.plateau.startswith(LOSS_METRICS)
         return plateau or any(rule.when == "after_epochs" for rule in self.controls.controllers)
 
+    def _judge(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Whether the evaluations still get better, and whether a stage ends. An evaluation out of turn, which only the end of a
+        run asks for, moves neither: a run that goes on from there has not had it.
+        """
+        if in_turn := self._in_turn(step):
+            counted = metrics
+        else:
+            counted = {name: value for name, value in metrics.items() if not name.startswith("eval/")}
+        if "eval/error_share" in metrics and self.ends.evaluated(step, metrics, in_turn=in_turn):
+            with self.timed("save"):
+                export_hf(self.learner.model, self.tokenizer, best_folder(self.folder, step))
+        self._advance(step, counted)
+
     def _advance(self, step: int, metrics: Mapping[str, float]) -> None:
         if self.progress.advance(step, metrics):
             self._enter()
+            self.rollouts.forget_surplus()
             if not self._over(step):
                 index = self.progress.index
                 self.reporter.console.note(f"stages[{index}] begins: {changes(self.config.stages[index])}")
@@ -325,39 +356,33 @@ class Run:
             self.engine.publish(self.starting.items(), 0)
 
     def _record(self, step: int, metrics: Metrics) -> StepRecord:
-        times = self._times()
+        phases = self.timer.take() | self.learner.timer.take()  # which counts the critic's seconds too
+        times = step_times(phases, time.perf_counter() - self.step_began, self.engine_clock.lap(self.engine))
         values = metrics.as_dict() | self.controls.logged()
         if self.config.stages:
             values["stage"] = float(self.progress.index)
         speed = {"tokens_per_second": values["response_tokens"] / times["time/sample"]}
         return StepRecord(step, values | speed | times)
 
-    def _times(self) -> dict[str, float]:
-        """Seconds of the step by phase, and within the phases those of models and optimizer. What is neither is overhead;
-        its share is known with an engine that counts its seconds.
-        """
-        times = self.timer.take() | self.learner.timer.take()  # which counts the critic's seconds too
-        times["time/step"] = time.perf_counter() - self.step_began
-        if isinstance(self.engine, Clocked):
-            before, self.generated = self.generated, _generated(self.engine)
-            times["time/generate"] = self.generated - before
-            work = sum(times.get(f"time/{name}", 0.0) for name in WORK)
-            times["time/overhead_share"] = 1 - work / times["time/step"]
-        return times
-
     def _over(self, finished: int) -> bool:
-        return finished >= self.steps or self.rollouts.exhausted
+        return finished >= self.steps or self.rollouts.exhausted or self.ends.reason is not None
 
     def _length(self, step: int) -> int:
         """Train steps of the whole run, for the learning rate. Where it ends with its prompts, as many as there will be if
         steps go on to use as many prompts as they did: a step that was refilled uses more than a batch.
         """
-        limit = self.rollouts.prompt_limit
-        return self.steps if limit is None else math.ceil((step + 1) * limit / self.rollouts.used)
+        limit, rollouts = self.rollouts.prompt_limit, self.rollouts
+        # a group that waits has used its prompt for a step to come
+        used = max(1, rollouts.used - len(rollouts.surplus))
+        return self.steps if limit is None else math.ceil((step + 1) * limit / used)
+
+    def _in_turn(self, step: int) -> bool:
+        every = self.config.evaluator.freq_steps
+        return self.eval_plan is not None and every is not None and step % every == 0
 
     def _eval_due(self, step: int) -> bool:
-        every = self.config.evaluator.freq_steps
-        return self.eval_plan is not None and every is not None and (step % every == 0 or self._over(step))
+        asked = self.eval_plan is not None and self.config.evaluator.freq_steps is not None
+        return asked and (self._in_turn(step) or self._over(step))
 
     def _save_due(self, step: int) -> bool:
         every = self.config.checkpoint.freq_steps
@@ -372,27 +397,3 @@ def beside(critic: Critic | None, learner: Learner, ref: RefConfig | None) -> di
     if learner.reference is not None and ref is not None and ref.refresh_steps is not None:
         found["reference"] = (learner.reference, None)
     return found
-
-
-def _with_parts(rollout: RolloutBatch, names: Sequence[str]) -> Batch:
-    """The batch with one column for each reward function; what else a workflow or a function reported is no part of it.
-
-    NaN where a function does not apply to a sample. Raises RolloutError for a sample that has no part of any of them.
-    """
-    batch, known = rollout.batch, rollout.part_names
-    missing = _nan(batch.samples)  # of a function that applies to no sample of the step
-    columns = [
-        missing if batch.parts_SR is None or name not in known else batch.parts_SR[:, known.index(name)]
-        for name in names
-    ]
-    parts_SR = torch.stack(columns, 1)
-    if bool((torch.isnan(parts_SR).all(1) & batch.valid_S).any()):
-        raise RolloutError(
-            f"actor.reward_norm_per_part=true normalises {', '.join(names)} one by one, and a sample's parts have none of "
-            f"them (there are: {', '.join(known) or 'none'}). A workflow must keep the parts that episode.score gives"
-        )
-    return batch.with_(parts_SR=parts_SR)
-
-
-def _nan(*shape: int) -> torch.Tensor:
-    return torch.full(shape, math.nan, dtype=torch.float64)

@@ -29,7 +29,11 @@ class UntilConfig:
     plateau: str | None = key(
         None, "a metric of metrics.jsonl; the stage ends when its mean over window steps is not above the mean before"
     )
-    window: int = key(10, "plateau: steps of each of the two means; the stage has at least twice as many", ge=1)
+    window: int = key(
+        10,
+        "plateau: steps (of an eval/ metric: evaluations) of each of the two means; the stage has at least twice as many",
+        ge=1,
+    )
     delta: float = key(0.0, "plateau: a rise of this much or less counts as none")
 
     def __post_init__(self) -> None:
@@ -110,7 +114,10 @@ class Progress:
     values: list[float] = field(default_factory=list[float])
 
     def advance(self, finished: int, metrics: Mapping[str, float]) -> bool:
-        """Take in the metrics of the last of `finished` train steps; whether another stage begins now."""
+        """Take in the metrics of the last of `finished` train steps; whether another stage begins now.
+
+        A plateau of an eval/ metric counts evaluations, not steps.
+        """
         before = self.index
         until = self.stages[before].until if self.stages else None
         if until is not None and until.plateau is not None:
@@ -125,7 +132,9 @@ class Progress:
     def _take(self, name: str, window: int, metrics: Mapping[str, float]) -> None:
         if name in metrics:
             self.values = [*self.values, metrics[name]][-2 * window :]
-        elif not self.values and not name.startswith("eval/"):  # those come with an evaluation only
+        elif not self.values and (
+            not name.startswith("eval/") or "eval/reward" in metrics
+        ):  # those come with an evaluation only
             near = get_close_matches(name, metrics, n=3)
             hint = f"; this step had {', '.join(near)}" if near else ""
             warnings.warn(f"stages[{self.index}].until.plateau: no step so far has {name}{hint}", stacklevel=2)
@@ -171,7 +180,8 @@ def ends(until: UntilConfig | None) -> str:
         return "to the end"
     by_step = [] if until.step is None else [f"until step {until.step}"]
     by_metric = [] if until.plateau is None else [
-        f"until {until.plateau} rises by at most {until.delta:g} over {until.window} steps"
+        f"until {until.plateau} rises by at most {until.delta:g} over {until.window} "
+        f"{'evaluations' if until.plateau.startswith('eval/') else 'steps'}"
     ]  # fmt: skip
     return " or ".join(by_step + by_metric)
 

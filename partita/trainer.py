@@ -8,9 +8,10 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import Future, wait
 from contextlib import suppress
+from dataclasses import replace
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ from partita.loop import train as train_loop
 from partita.records import Group
 from partita.report.records import StepRecord
 from partita.report.sinks import read_metrics
+from partita.rollout.named import workflow_of
 from partita.rollout.workflow import Workflow
 from partita.run import RunConfig, load_run_config
 
@@ -45,17 +47,25 @@ class PPOTrainer:
         self.config, self.rewards = config, tuple(rewards)
         self.resume = None if resume is None else Path(resume)
 
-    def train(self, workflow: Workflow | None = None, dynamic_filter_fn: Filter | None = None) -> Path:
+    def train(
+        self,
+        workflow: Workflow | Callable[..., Workflow] | str | None = None,
+        dynamic_filter_fn: Filter | None = None,
+        workflow_kwargs: Mapping[str, Any] | None = None,
+    ) -> Path:
         """Train to the last step and return the run folder.
 
-        workflow: how one sample comes about; one prompt and one completion if not given. dynamic_filter_fn: gets
-        `{"rewards": array}` of a group's raw task rewards and says whether to train on the group; groups it refuses are
-        replaced (or not, with `dynamic_bs`).
+        workflow: how one sample comes about, in training and evaluation; the config's `rollout.workflow` if not given. A name as
+        there (path/file.py:Name, package.module:Name), a class, or a workflow. workflow_kwargs: what a name or a class is called
+        with; a name with plain values becomes part of the run's config, so that the command line can go on with the run.
+        dynamic_filter_fn: gets `{"rewards": array}` of a group's raw task rewards and says whether to train on the group; groups
+        it refuses are replaced (or not, with `dynamic_bs`). Raises ConfigError for a workflow that cannot be made.
         """
         keep = None if dynamic_filter_fn is None else _group_filter(dynamic_filter_fn)
+        config, made = _with_workflow(self.config, workflow, dict(workflow_kwargs or {}))
 
         async def whole_run() -> Path:
-            with build(self.config, Extras(self.rewards, workflow, keep), self.resume) as run:
+            with build(config, Extras(self.rewards, made, keep), self.resume) as run:
                 await train_loop(run)
                 return run.folder
 
@@ -139,6 +149,25 @@ def run_async(coroutine: Coroutine[Any, Any, Path]) -> Path:
                 loop.call_soon_threadsafe(job.cancel)
             wait([outcome])
         raise
+
+
+def _with_workflow(
+    config: RunConfig, workflow: Workflow | Callable[..., Workflow] | str | None, kwargs: dict[str, Any]
+) -> tuple[RunConfig, Workflow | None]:
+    """The config with the workflow that was named, or the workflow where a config cannot hold it."""
+    if workflow is None and not kwargs:
+        return config, None
+    named = config.rollout.workflow if workflow is None else workflow
+    if isinstance(named, str) and _is_plain(kwargs):
+        return replace(config, rollout=replace(config.rollout, workflow=named, workflow_kwargs=kwargs)), None
+    return config, workflow_of(named, kwargs)
+
+
+def _is_plain(values: dict[str, Any]) -> bool:
+    try:
+        return json.loads(json.dumps(values)) == values
+    except (TypeError, ValueError):
+        return False
 
 
 def _group_filter(accept: Filter) -> Callable[[Group], bool]:

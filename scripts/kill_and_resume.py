@@ -6,7 +6,8 @@ Every trial starts a real `partita` process on a tiny random model (float32, a c
 moment of its life, and resumes it. Equal means: the same metrics line for line (wall-clock values left out), the same exported
 weights and the same last checkpoint, moments and critic included, byte for byte. Exit code 1 if any trial differs. --run is a
 preset that samples (grpo, ppo), or what is learned from data (sft, rm, dpo). With --adaptive a sampling run also has running
-statistics, rules that move the clip range, the KL and the entropy coefficient, group sizes that follow the prompts, and stages.
+statistics, rules that move the clip range, the KL and the entropy coefficient, group sizes that follow the prompts, groups that
+wait for the next step, and stages.
 """
 
 import argparse
@@ -72,6 +73,7 @@ RULES = (
     "actor.kl_loss_coef=0.04",
     "actor.kl_controller={type: ziegler, target: 0.1, horizon: 50}",
     "gconfig.adaptive_n={score: variance, max: 8}",
+    "actor.dynamic_sampling={filter: mixed_rewards, oversample: 1.5}",
 )
 
 

@@ -57,6 +57,13 @@ try python examples/one_file_ppo.py --quick
 try partita train examples/stages.yaml output_dir="$runs" total_train_steps=2 train_dataset.batch_size=2 gconfig.n_samples=2
 drop gsm8k-grpo stages
 
+say 'several turns'
+try partita train examples/workflows/guess.yaml "${short[@]}" total_train_steps=1
+try partita train examples/workflows/agent.yaml "${short[@]}" total_train_steps=1
+drop guess agent
+try python examples/workflows/calculator_run.py --quick --check-ids --runs "$runs/calculator"
+drop calculator
+
 say 'from a base model to a policy'
 try python examples/rlhf/make_data.py "$runs/data"
 few=(output_dir="$runs" total_train_steps=2 train_dataset.size=16 train_dataset.batch_size=4 trial_name=001)

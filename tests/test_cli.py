@@ -222,7 +222,7 @@ def test_rows_that_cannot_be_used_are_named(tmp_path: Path, words) -> None:
 
     refused(with_rows(empty), f"train_dataset: {empty}: no rows")
     refused(with_rows(tmp_path / "row.jsonl"), "row.jsonl: no such file", "rows.jsonl")
-    refused(with_rows(rows), "1 of 2 rows cannot be used", "rows.jsonl row 2", "on_bad_row=drop")
+    refused(with_rows(rows), "1 of 2 rows cannot be used", "rows.jsonl row 2", "on_bad_row=skip")
     refused(with_rows(broken), f"{broken}:2: broken JSON")
 
 
@@ -236,7 +236,7 @@ def test_prompts_that_do_not_fit_the_context(words) -> None:
     some = words(train_dataset__max_length=37)
     refused(
         call("train", "grpo", *some, "train_dataset.too_long=error"),
-        "9 of 40 prompts are too long", "has 38 tokens, at most 37", "set too_long=drop",
+        "9 of 40 prompts are too long", "has 38 tokens, at most 37", "set too_long=skip",
     )  # fmt: skip
     dropped = call("train", "grpo", *some)
     assert dropped.code == 0, dropped.err

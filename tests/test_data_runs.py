@@ -46,13 +46,17 @@ def test_several_sources_are_drawn_by_their_weights_and_told_apart(train, rows):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["mix", "streaming", "curriculum"])
+@pytest.mark.parametrize("kind", ["mix", "streaming", "streamed mix", "curriculum"])
 def test_a_resumed_run_draws_what_it_would_have_drawn(train, rows, tmp_path, kind):
     keys = {
         "mix": mix(rows),
         "streaming": {"train_dataset__path": rows, "train_dataset__streaming": "true", "train_dataset__buffer_rows": 7},
+        "streamed mix": {
+            "train_dataset__path": "null", "train_dataset__streaming": "true", "train_dataset__buffer_rows": 7,
+            "train_dataset__mix": f"{{own: {{path: {rows}, weight: 3}}, again: {{path: {rows}, where: {{level: 1}}}}}}",
+        },
         "curriculum": {"train_dataset__path": rows, "train_dataset__curriculum": "{by: level}"},
-    }[kind]
+    }[kind]  # fmt: skip
     keys = keys | {"checkpoint__freq_steps": 1, "checkpoint__keep_last": 9}
     whole = train(trial_name="whole", **(keys | {"total_train_steps": 4})) / "whole"
     half = train(trial_name="half", **(keys | {"total_train_steps": 2})) / "half"
@@ -78,7 +82,7 @@ def test_pass_rates_of_one_run_choose_the_prompts_of_the_next(train, rows):
     counted.write_text(json.dumps({**one, "tries": 8, "right": 4}) + "\n")
     second = train(
         trial_name="second", train_dataset__path=rows, train_dataset__batch_size=1,
-        train_dataset__pass_rates=f"{{files: [{counted}], min: 0.1, unseen: drop}}",
+        train_dataset__pass_rates=f"{{files: [{counted}], min: 0.1, unseen: skip}}",
     )  # fmt: skip
     assert json.loads((second / "second" / FILE).read_text().splitlines()[0])["prompt"] == one["prompt"]
 
@@ -90,6 +94,16 @@ def test_rows_that_are_held_out_are_evaluated_and_never_trained_on(train, rows):
     [line] = lines_of(folder)
     trained = len((folder / FILE).read_text().splitlines())
     assert 0 < trained < 24 and any(name.startswith("eval/") for name in line)
+
+
+@pytest.mark.slow
+def test_rows_held_out_of_a_stream_are_evaluated_and_rows_left_out_are_counted(train, rows):
+    rows.write_text(rows.read_text() + "no row\n")
+    keys = {"train_dataset__path": rows, "train_dataset__held_out": 0.3, "train_dataset__streaming": "true"}
+    keys |= {"train_dataset__buffer_rows": 10, "train_dataset__on_bad_row": "skip", "train_dataset__batch_size": 24}
+    [line] = lines_of(train(trial_name="a", evaluator__freq_steps=1, **keys) / "a")
+    assert any(name.startswith("eval/") for name in line)
+    assert line["prompts_left_out"] == 1
 
 
 @pytest.mark.slow

@@ -98,3 +98,26 @@ def test_what_is_refused(trained: Path, model_folder: Path, rows: Path, tmp_path
         "evaluator.correct_by",
         "last_number_correct",
     )
+
+
+def test_solutions_with_a_boxed_answer_and_tasks_of_reasoning_gym_need_no_further_words(
+    model_folder: Path, tmp_path: Path
+) -> None:
+    folder, figures = tmp_path / "math", tmp_path / "figures.json"
+    folder.mkdir()
+    rows = [
+        {"problem": f"{i} + 1?", "solution": f"So \\boxed{{{i + 1}}}.", "level": f"Level {i % 2}"} for i in range(4)
+    ]
+    (folder / "dev.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    few = ["--n", 4, "--max-new-tokens", 4, "--json", figures]
+    ended = call("eval", model_folder, "--task", folder, "--split", "dev", "--by", "level", *few)
+    assert ended.code == 0 and "a sample is right when math_correct ≥ 1" in ended.out, ended.err
+    found = json.loads(figures.read_text())
+    assert [one["answer"] for one in found["models"][0]["per_prompt"]] == ["1", "2", "3", "4"]
+    assert found["models"][0]["categories"].keys() == {"Level 0", "Level 1"}
+    refused(call("eval", model_folder, "--task", folder, *few), "no file of split 'test'; the folder has dev.jsonl")
+
+    pytest.importorskip("reasoning_gym")
+    ended = call("eval", model_folder, "--task", "reasoning_gym/gcd", *few)
+    assert ended.code == 0 and "a sample is right when reward ≥ 1" in ended.out, ended.err
+    assert json.loads(figures.read_text())["models"][0]["prompts"] == 4

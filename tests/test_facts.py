@@ -58,3 +58,15 @@ def test_stages_and_what_is_idle_in_all_of_them(header) -> None:
     assert facts["assumed"].endswith("actor.loss_agg_constant 8: the largest gconfig.max_new_tokens of all stages")
     assert "scores" not in facts
     assert "controllers" not in facts
+
+
+def test_how_a_batch_is_filled_and_what_may_end_the_run(header) -> None:
+    facts = header(
+        "dapo", "actor.dynamic_sampling={filter: mixed_rewards, oversample: 1.5, on_limit: skip}", "max_tokens=5000",
+    )  # fmt: skip
+    assert facts["filter"] == (
+        "rounds start 1.5 times the groups that are lacking, and the batch takes them in start order; after 10 rounds: skip; "
+        "groups beyond the batch wait at most 1 steps, with the sampler's own log-probs, and are older by as many weight "
+        "versions (they count like new ones; actor.use_decoupled_loss=true weighs them)"
+    )
+    assert facts["ends"] == "after the step that reaches 5,000 generated tokens"

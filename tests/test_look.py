@@ -34,9 +34,9 @@ def look(model_folder):
 
 @pytest.mark.slow
 def test_rows_prompts_ids_gold_answers_and_rewards_are_shown(look, rows, model_folder):
-    out = look(rows, "train_dataset.on_bad_row=drop", "--rows", 1)
+    out = look(rows, "train_dataset.on_bad_row=skip", "--rows", 1)
     assert "prompts from 'question', gold answers from 'answer' after the last ####" in out
-    assert "1 of 3 rows left out (on_bad_row=drop); the first: rows.jsonl row 3: 'answer' has no '#### answer'" in out
+    assert "1 of 3 rows left out (on_bad_row=skip); the first: rows.jsonl row 3: 'answer' has no '#### answer'" in out
     # a token a byte, and one for the end
     short, long = (len(f"<|user|>{row['question']}\n{BOXED_INSTRUCTION}<|assistant|>") + 1 for row in ROWS[1::-1])
     assert f"tokens of a prompt: shortest {short}, 10 % {short}, half {short}, 90 % {long}, longest {long}" in out
@@ -53,7 +53,7 @@ def test_rows_prompts_ids_gold_answers_and_rewards_are_shown(look, rows, model_f
 
 @pytest.mark.slow
 def test_the_ids_are_the_prompts_own(look, rows):
-    out = look(rows, "train_dataset.on_bad_row=drop", "train_dataset.instruction=null", "--rows", 1, "--score", 0)
+    out = look(rows, "train_dataset.on_bad_row=skip", "train_dataset.instruction=null", "--rows", 1, "--score", 0)
     [line] = [line for line in out.splitlines() if line.startswith("  ids: ")]
     ids = [int(one) for one in line.split(": ")[1].split()]
     assert len(ids) == len("<|user|>24 times 45?") + 1 + len("<|assistant|>")
@@ -63,7 +63,7 @@ def test_the_ids_are_the_prompts_own(look, rows):
 def test_a_reward_that_is_blind_to_the_gold_answer_is_pointed_out(look, rows, tmp_path):
     file = tmp_path / "blind.py"
     file.write_text("def blind(response):\n    return 0.5\n\n\ndef broken(response):\n    return 1 / 0\n")
-    keys = [rows, "train_dataset.on_bad_row=drop", "--rows", 1]
+    keys = [rows, "train_dataset.on_bad_row=skip", "--rows", 1]
     out = look(*keys, f"reward.functions=[{file}:blind]")
     assert "in no way of writing it does the gold answer get more than nothing: 1-" in out
     out = look(*keys, f"reward.functions=[{file}:broken]")
@@ -105,7 +105,7 @@ def test_mistakes_are_told_in_one_line(rows, model_folder):
         ((rows, "--kind", "stf"), "'stf' is none of train, sft, rm, dpo. Near: sft"),
         ((rows.with_name("row.jsonl"),), "no such file; "),
         (
-            (rows, "--held-out", "train_dataset.on_bad_row=drop"),
+            (rows, "--held-out", "train_dataset.on_bad_row=skip"),
             "no held-out rows: set valid_dataset, or train_dataset.held_out",
         ),
     ]:

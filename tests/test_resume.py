@@ -109,6 +109,88 @@ def test_killed_and_resumed_is_uninterrupted_with_rules_and_stages(words) -> Non
         assert outcome(folder) == want
 
 
+# groups that wait, of several weight versions, weighed by how far they are from the policy of now
+WAITING = {
+    "actor__dynamic_sampling__oversample": 3.0, "actor__dynamic_sampling__surplus_steps": 2, "actor__use_decoupled_loss": "true",
+}  # fmt: skip
+
+
+@pytest.mark.slow
+def test_killed_and_resumed_is_uninterrupted_with_groups_that_wait(words) -> None:
+    train("grpo", *words("waiting", **WAITING))
+    want = outcome(folder_of(words("waiting", **WAITING)))
+    assert sum(line["surplus/used"] for line in want[0]) > 0
+    assert all(line["groups/lacking"] == 0 for line in want[0])
+    waited = []
+    for step in (3, 5):  # goes on from steps 2 and 4
+        folder = kill_after(step, words(f"waiting{step}", **WAITING))
+        *_, last = sorted(folder.glob("checkpoints/*/state.json"))
+        waited.append(len(json.loads(last.read_text())["rollouts"].get("surplus", ())))
+        train("--resume", folder)
+        assert outcome(folder) == want
+    assert sum(waited) > 0
+
+
+@pytest.mark.slow
+def test_a_budget_ends_a_run_and_a_larger_one_goes_on_as_if_it_had_not(words, straight: Path) -> None:
+    want = outcome(straight)
+    tokens = [int(line["response_tokens"]) for line in want[0]]
+    given = words("tokens", max_tokens=sum(tokens[:3]), checkpoint__freq_steps=100)
+    ended = train("grpo", *given)
+    folder = folder_of(given)
+    assert "ended by max_tokens" in ended.out
+    assert f"partita train --resume {folder} max_tokens={2 * sum(tokens[:3])}" in ended.out
+    assert outcome(folder)[0] == want[0][:3]
+    assert sorted(path.name for path in (folder / "checkpoints").iterdir()) == ["step_000003"]
+    assert (folder / "export" / "model.safetensors").exists()
+    again = train("--resume", folder)
+    assert "ended by max_tokens" in again.out and len(outcome(folder)[0]) == 3
+    train("--resume", folder, "max_tokens=null", "checkpoint.freq_steps=2")
+    assert outcome(folder) == want
+
+
+@pytest.mark.slow
+def test_hours_end_a_run_and_are_counted_over_its_resumes(words, straight: Path) -> None:
+    given = words("hours", max_hours=1e-6, checkpoint__freq_steps=100)
+    ended = train("grpo", *given)
+    folder = folder_of(given)
+    assert "ended by max_hours 1e-06" in ended.out and "before the step that would pass 1e-06 hours" in ended.out
+    assert len(outcome(folder)[0]) == 1
+    spent = json.loads((folder / "metrics.jsonl").read_text())["time/step"] / 3600
+    again = train("--resume", folder, f"max_hours={spent}")  # what is used up is used up
+    assert "ended by max_hours" in again.out and len(outcome(folder)[0]) == 1
+    train("--resume", folder, "max_hours=1", "checkpoint.freq_steps=2")
+    assert outcome(folder) == outcome(straight)
+
+
+@pytest.mark.slow
+def test_an_early_stop_exports_the_best_weights_and_goes_on_from_the_last(words, tmp_path: Path) -> None:
+    watched = {
+        "evaluator__freq_steps": 1,
+        "evaluator__n_prompts": 8,
+        "checkpoint__freq_steps": 1,
+        "checkpoint__keep_last": 100,
+    }
+    asked = {"early_stop__patience": 2, "early_stop__min_delta": 10, "early_stop__mode": "min"}
+    given = words("early", **watched, **asked)
+    ended = train("grpo", *given)
+    folder = folder_of(given)
+    assert "ended by early_stop: eval/reward has not been better than" in ended.out
+    assert "export/ holds the weights after step 1, the best: eval/reward" in ended.out
+    assert "after 2 evaluations without eval/reward below its best by more than 10" in ended.out
+    assert len(outcome(folder)[0]) == 3
+    for step in (1, 3):
+        assert call("export", folder, tmp_path / f"at{step}", "--step", step).code == 0
+    exported = (folder / "export" / "model.safetensors").read_bytes()
+    assert exported == (tmp_path / "at1" / "model.safetensors").read_bytes()
+    assert exported != (tmp_path / "at3" / "model.safetensors").read_bytes()
+    assert [path.name for path in (folder / "best").iterdir()] == ["step_000001"]
+    train("--resume", folder, "early_stop=null")
+    whole = words("watched", **watched)
+    train("grpo", *whole)
+    assert outcome(folder) == outcome(folder_of(whole))
+
+
 @pytest.mark.slow
 def test_a_run_stopped_from_the_keyboard_says_how_to_go_on(words) -> None:
     given = words("stopped", total_train_steps=2000, checkpoint__freq_steps=1, checkpoint__keep_last=2)

@@ -3,7 +3,8 @@
 import pytest
 
 from partita.config import ConfigError
-from partita.run import RunConfig, composed, load_run_config, refuse_untrainable, without_effect
+from partita.idle import without_effect
+from partita.run import RunConfig, composed, load_run_config, refuse_untrainable
 from partita.train.config import CriticConfig
 
 NONE = frozenset[str]()
@@ -55,6 +56,19 @@ def test_a_config_that_only_plays_may_be_greedy() -> None:
 
 def test_samples_are_never_stale_here() -> None:
     assert idle("actor.max_staleness=2") == ["actor.max_staleness 2"]
+
+
+def test_samples_that_waited_are_stale() -> None:
+    assert idle("actor.max_staleness=2", "actor.dynamic_sampling.oversample=1.5", filtered=True) == []
+    at_once = ["actor.dynamic_sampling.oversample=1.5", "actor.dynamic_sampling.surplus_steps=0"]
+    assert idle("actor.max_staleness=2", *at_once, filtered=True) == ["actor.max_staleness 2"]
+
+
+def test_what_of_dynamic_sampling_does_nothing() -> None:
+    assert idle("actor.dynamic_sampling.surplus_steps=3", filtered=True) == ["actor.dynamic_sampling.surplus_steps 3"]
+    skipping = ["actor.dynamic_sampling.surplus_steps=3", "actor.dynamic_sampling.on_limit=skip"]
+    assert idle(*skipping, filtered=True) == []
+    assert idle("dynamic_bs=true", *skipping, filtered=True) == ["actor.dynamic_sampling.on_limit skip"]
 
 
 def test_samples_of_the_starting_policy_grow_older_with_every_step() -> None:

@@ -21,7 +21,8 @@ from partita.algo.keys import (
 )
 from partita.algo.presets import PRESETS
 from partita.config import ConfigError
-from partita.run import RunConfig, composed, load_run_config, never_begun
+from partita.idle import never_begun
+from partita.run import RunConfig, composed, load_run_config
 from partita.stages import Progress, StageConfig, UntilConfig, carried, levelled_off, stage_at
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -97,6 +98,21 @@ def test_a_metric_that_a_step_lacks_is_no_value_and_one_that_no_step_has_is_name
     assert not progress.advance(2, {"reward/mean": 0.5})
     assert not progress.advance(3, {})
     assert progress.advance(4, {"reward/mean": 0.5})
+
+
+def test_a_plateau_of_evaluations_counts_them_and_names_a_metric_that_they_lack() -> None:
+    stages = (StageConfig(UntilConfig(plateau="eval/reward", window=2)), StageConfig())
+    progress = Progress(stages)
+    measured = {2: 0.1, 4: 0.3, 6: 0.3, 8: 0.1}
+    begun = [
+        progress.advance(step, {"eval/reward": measured[step]} if step in measured else {"reward/mean": 0.5})
+        for step in range(1, 9)
+    ]
+    assert begun == [False] * 7 + [True]  # 0.2 after 0.2, at the fourth evaluation
+    lacking = Progress((StageConfig(UntilConfig(plateau="eval/avg@4", window=2)), StageConfig()))
+    assert not lacking.advance(1, {"reward/mean": 0.5})
+    with pytest.warns(UserWarning, match="no step so far has eval/avg@4; this step had eval/avg@2"):
+        lacking.advance(2, {"eval/reward": 0.5, "eval/avg@2": 0.5})
 
 
 def test_progress_goes_on_from_a_saved_place() -> None:

@@ -64,10 +64,30 @@ class DynamicSampling:
     filter: Literal["mixed_outcomes", "mixed_rewards"] = key(
         "mixed_outcomes", "keep groups with right and wrong samples, or groups whose raw rewards differ"
     )
-    max_batches: int = key(
-        10, "rounds of sampling that one step may take, the first included, before the run ends", ge=1
-    )
+    max_batches: int = key(10, "rounds of sampling that one step may take, the first included; then see on_limit", ge=1)
     correct_threshold: float = key(1.0, "mixed_outcomes: raw reward from which on a sample is right")
+    oversample: float = key(
+        1.0,
+        "a round starts this many times the groups that the batch still lacks; all of them are finished, and the batch takes "
+        "those that passed in the order in which they were started, never in that in which they ended",
+        ge=1,
+    )
+    surplus_steps: int = key(
+        1,
+        "train steps that groups which passed beyond the batch may wait for a place in a later one, and so weight versions that "
+        "they are older than the newest samples; 0 drops them at once",
+        ge=0,
+    )
+    on_limit: Literal["error", "train_on_less", "skip"] = key(
+        "error",
+        "after max_batches rounds without a full batch: end the run, train on what passed, or learn nothing in this step and keep "
+        "what passed for the next (as surplus_steps allows)",
+    )
+
+    @property
+    def keeps_surplus(self) -> bool:
+        """Whether groups can wait for a later step, so that a batch holds samples of several weight versions."""
+        return self.surplus_steps > 0 and (self.oversample > 1 or self.on_limit == "skip")
 
 
 @dataclass(frozen=True)

@@ -31,6 +31,7 @@ Branch: TypeAlias = "dict[str, Given | Branch]"
 NUMBER = re.compile(r"[-+]?(?:\.[0-9]+|[0-9]+\.[0-9]*|[0-9]+(?=[eE]))(?:[eE][-+]?[0-9]+)?")
 _FLOAT = re.compile(rf"^(?:{NUMBER.pattern}|[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN))$")
 _INT = re.compile(r"^(?:[-+]?(?:0|[1-9][0-9_]*)|0x[0-9a-fA-F]+)$")
+_MOST, _DEEPEST = 100_000, 50  # values of a document and their levels; aliases of aliases make more out of a few lines
 _MAP, _MERGE = "tag:yaml.org,2002:map", "tag:yaml.org,2002:merge"
 _KEPT = ("tag:yaml.org,2002:bool", "tag:yaml.org,2002:null", _MERGE)
 
@@ -100,27 +101,43 @@ class _Reader:
     loader: Any
     where: Callable[[int], str]
     problems: list[Problem]
+    count: int = 0
 
-    def node(self, node: yaml.Node, path: str) -> Given | Branch:
+    def node(self, node: yaml.Node, path: str, depth: int = 0) -> Given | Branch:
+        self.count += 1
+        if self.count > _MOST:
+            raise yaml.YAMLError(f"more than {_MOST} values, aliases counted as often as they are used")
+        if depth > _DEEPEST:
+            raise yaml.YAMLError(f"nested deeper than {_DEEPEST} levels")
         source = self.where(node.start_mark.line + 1)
         if isinstance(node, yaml.MappingNode) and node.tag == _MAP:
-            return self.mapping(node, path) or Given({}, source)
+            return self.mapping(node, path, depth) or Given({}, source)
         if isinstance(node, yaml.SequenceNode):
-            return Given([ungrow(self.node(item, f"{path}.{i}")) for i, item in enumerate(node.value)], source)
-        value = self.loader.construct_object(node)
+            items = [self.node(item, f"{path}.{i}", depth + 1) for i, item in enumerate(node.value)]
+            return Given([ungrow(item) for item in items], source)
+        value = self.scalar(node, path, source)
         if value is not None and not isinstance(value, (bool, int, float, str)):
             self.problems.append(Problem(source, f"{path or 'value'} has the unsupported YAML tag {node.tag}"))
             return Given(None, source)
         return Given(value, source)
 
-    def mapping(self, node: yaml.MappingNode, path: str) -> Branch:
+    def scalar(self, node: yaml.Node, path: str, source: str) -> Any:
+        """The value of a node that is no mapping and no list, None where its text is none of its tag's."""
+        try:
+            return self.loader.construct_object(node)
+        except (ValueError, LookupError, AttributeError, TypeError):  # `!!int abc`, `!!bool x`, thousands of digits
+            kind, text = node.tag.rpartition(":")[2], str(node.value)[:60]
+            self.problems.append(Problem(source, f"not valid YAML: {path or 'value'} is no {kind}: {text}"))
+            return None
+
+    def mapping(self, node: yaml.MappingNode, path: str, depth: int) -> Branch:
         self.loader.flatten_mapping(node)  # `<<: *anchor`: its pairs now come first, so the mapping's own ones win
         below: Branch = {}
         for name_node, value_node in node.value:
             # The text as written: `on:` and `1e3:` are names, not a truth value and a number.
             if isinstance(name_node, yaml.ScalarNode):
                 name = str(name_node.value)
-                below[name] = self.node(value_node, f"{path}.{name}".removeprefix("."))
+                below[name] = self.node(value_node, f"{path}.{name}".removeprefix("."), depth + 1)
             else:
                 line = name_node.start_mark.line + 1
                 self.problems.append(Problem(self.where(line), f"a key below {path or 'the root'} is not a plain name"))
@@ -149,7 +166,9 @@ def _duplicates(node: yaml.Node, path: str, seen: set[int]) -> list[tuple[str, i
 
 def dump(value: Any) -> str:
     """A plain value on one line of YAML."""
-    text = yaml.dump(value, Dumper=_Dumper, default_flow_style=True, width=math.inf, allow_unicode=True)
+    text = yaml.dump(
+        value, Dumper=_Dumper, default_flow_style=True, width=math.inf, allow_unicode=True, sort_keys=False
+    )
     return text.removesuffix("\n").removesuffix("...").removesuffix("\n")
 
 

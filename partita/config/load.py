@@ -83,14 +83,17 @@ def load_config(
 def _read(file: Path, chain: tuple[Path, ...], layers: list[Branch], problems: list[Problem], named: str = "") -> bool:
     """Append the layers of a file, those of its bases first. False if one of them could not be read at all."""
     name, place = _shown(file), named or _shown(file)
-    if file.resolve() in [one.resolve() for one in chain]:
-        circle = " -> ".join(_shown(one) for one in (*chain, file))
-        problems.append(Problem(place, f"base files form a circle: {circle}"))
-        return False
     try:
+        if file.resolve() in [one.resolve() for one in chain]:
+            circle = " -> ".join(_shown(one) for one in (*chain, file))
+            problems.append(Problem(place, f"base files form a circle: {circle}"))
+            return False
         node = parse(file.read_text(encoding="utf-8-sig"), lambda line: f"{name}:{line}", problems)
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
+    except UnicodeDecodeError:
+        problems.append(Problem(place, f"cannot read {name}: not UTF-8 text"))
+        return False
+    except (OSError, ValueError) as error:  # ValueError: a name that no file can have
+        reason = error.strerror if isinstance(error, OSError) else str(error)
         problems.append(Problem(place, f"cannot read {name}: {reason}"))
         return False
     if node is None:

@@ -84,6 +84,6 @@ def _is_interpolated(value: Any) -> bool:
 def _parses(text: str) -> bool:
     try:
         OmegaConf.create({"text": text})
-    except OmegaConfBaseException:
+    except (OmegaConfBaseException, RecursionError):
         return False
     return True

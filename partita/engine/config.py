@@ -6,11 +6,11 @@ Left out: the environment of a rollout. What a completion answers and how it is 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 
-from partita.config.schema import key
+from partita.config.schema import key, key_factory
 from partita.engine.api import Sampling
 
 
@@ -121,6 +121,15 @@ class RolloutConfig:
         "evaluations are of the policy of now in both",
     )
     max_head_offpolicyness: int = key(0, "weight versions that a trained sample may be old; 0 is synchronous", ge=0)
+    workflow: str = key(
+        "single_turn",
+        "how a sample comes about, in training and evaluation: single_turn (prompt, response, reward), multi_turn (with an "
+        "environment), retry (a wrong answer is told so), tools (the model calls functions), agent (a program that asks the model "
+        "at a base_url), or your own class as path/file.py:Name or package.module:Name",
+    )
+    workflow_kwargs: dict[str, Any] = key_factory(
+        dict, "arguments of the workflow, as {environment: path/file.py:Name}"
+    )
 
 
 def compute_dtype(name: Literal["auto", "bfloat16", "float32"], device: torch.device) -> torch.dtype:

@@ -6,6 +6,7 @@ Left out: judging. A right response votes for the right answer, however it is wr
 
 from __future__ import annotations
 
+import functools
 import inspect
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -15,7 +16,7 @@ from partita.records import Prompt
 from partita.tasks.functions import LoadError, load_object
 from partita.tasks.graders.choice import boxed_choice, named_choice
 from partita.tasks.graders.dapo import answer_line
-from partita.tasks.graders.final import after_thinking, final_text
+from partita.tasks.graders.final import after_thinking, final_text, with_opened_thought
 from partita.tasks.graders.math import final_answer
 from partita.tasks.graders.number import last_number, read_number, tidy
 from partita.tasks.graders.sources import grader_of
@@ -28,6 +29,17 @@ _LETTER = re.compile(r"\(?([A-Z])\)?[.:]?")
 _ASKED = ("response", "answer", "row", "prompt")
 
 
+def _as_judged(answer_of: AnswerOf) -> AnswerOf:
+    """The same for a response as graders get it: with a thought that the prompt opened."""
+
+    @functools.wraps(answer_of)
+    def found(prompt: Prompt, response: str) -> str | None:
+        return answer_of(prompt, with_opened_thought(prompt.text, response))
+
+    return found
+
+
+@_as_judged
 def math_answer(prompt: Prompt, response: str) -> str | None:
     """What `math_correct` judges: the last box, what follows ####, a choice, or the last number."""
     found = final_answer(response, prompt.answer or "")
@@ -40,12 +52,14 @@ def number_answer(prompt: Prompt, response: str) -> str | None:
     return None if found is None else _number(str(found.value), found.percent)
 
 
+@_as_judged
 def line_answer(prompt: Prompt, response: str) -> str | None:
     """What `dapo_answer` judges: what follows the last `Answer:`, or without one the last box."""
     found = answer_line(response, boxed=True)
     return None if found is None else spelt(found) or None
 
 
+@_as_judged
 def choice_answer(prompt: Prompt, response: str) -> str | None:
     """The letter that `multiple_choice` judges."""
     text = final_text(response)
@@ -53,11 +67,13 @@ def choice_answer(prompt: Prompt, response: str) -> str | None:
     return named_choice(text) if held is None else held[0]
 
 
+@_as_judged
 def text_answer(prompt: Prompt, response: str) -> str | None:
     """What `exact_match` judges: the last box, else the last <answer>...</answer>, else all of the response."""
     return spelt(final_text(response)) or None
 
 
+@_as_judged
 def tagged_answer(prompt: Prompt, response: str) -> str | None:
     """What stands in the last <answer>...</answer>; without one there is no answer."""
     found = _TAGS.findall(after_thinking(response) or "")

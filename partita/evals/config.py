@@ -5,6 +5,7 @@ Left out: the data and the rewards; these are `valid_dataset` and `reward`.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -93,6 +94,6 @@ def asked_for(section: EvaluatorConfig, given: Mapping[str, Any]) -> EvaluatorCo
 
 
 def _sizes(words: str) -> list[int]:
-    if not all(word.strip().isdecimal() and int(word) > 0 for word in words.split(",")):
-        raise ConfigError([Problem("evaluator.k", f"{words!r}: expected whole numbers from 1 on, as 1,4,16")])
+    if not all(re.fullmatch(r"\s*0*[1-9]\d{0,8}\s*", word, re.ASCII) for word in words.split(",")):
+        raise ConfigError([Problem("evaluator.k", f"{words[:80]!r}: expected whole numbers from 1 on, as 1,4,16")])
     return [int(word) for word in words.split(",")]

@@ -13,7 +13,8 @@ from partita.evals.estimators import avg_at_k
 from partita.evals.intervals import Estimate
 from partita.records import Group, Prompt
 from partita.rollout.episodes import RolloutError, Scorer, Setting, play
-from partita.rollout.workflow import Workflow
+from partita.rollout.workflow import UNLIMITED, Workflow
+from partita.tasks.chat import NO_CHAT, Chat
 from partita.tasks.reward import Judge
 
 EVAL_STREAM = 1  # training draws from stream 0
@@ -53,13 +54,17 @@ class Evaluator:
     scorer: Scorer
     seed: int
     judge: Judge | None = None
+    chat: Chat = NO_CHAT
+    context: int = UNLIMITED
 
     async def run(self, prompts: Sequence[Prompt], sampling: Sampling, n_samples: int) -> Evaluation:
         """Sample, score and estimate. Draws depend on (seed, prompt index, sample) only, so two models can be compared.
 
         Raises NothingScored when no sample could be scored, with the first error.
         """
-        setting = Setting(self.engine, self.workflow, self.scorer, sampling, self.seed, EVAL_STREAM, self.judge)
+        setting = Setting(
+            self.engine, self.workflow, self.scorer, sampling, self.seed, EVAL_STREAM, self.judge, self.chat, self.context
+        )  # fmt: skip
         groups = tuple(await play(setting, list(enumerate(prompts)), n_samples))
         without = [sample for group in groups for sample in group.samples if sample.reward is None]
         rewards = [group.rewards for group in groups if group.rewards]

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 Method = Literal["wilson", "clustered_wilson", "skewed_t", "paired"]
-FEW = 3.0  # how many prompts it takes to believe their spread; chosen by simulation, see `effective_prompts`
+FEW = 1.3  # how many prompts it takes to believe their spread; chosen by simulation, see `effective_prompts`
 
 
 @dataclass(frozen=True)
@@ -66,8 +66,8 @@ def effective_prompts(share_P: NDArray[np.float64], samples: int) -> float:
     the prompt as unit; Korn and Graubard 1998, "Confidence Intervals for Proportions with Small Expected Number of Positive
     Counts", put the number into a binomial interval). D lies between P / samples (samples of a prompt are independent) and 1
     (they are all alike). Where few prompts tell D it is found too small: near 0 only those count that have anything right.
-    With k of them (of weights x: (Σx)² / Σx²) D is taken to the power (k-1)² / ((k-1)² + 3), so one prompt alone says nothing
-    and D is 1. The 3 is ours, by simulation. All right or all wrong: P.
+    With k of them (of weights x: (Σx)² / Σx²) D goes up to D + (1 - D) w with w = 1.3 / ((k-1)² + 1.3), so one prompt alone
+    says nothing and D is 1. The 1.3 is ours, by simulation. All right or all wrong: P.
     """
     prompts, mean = len(share_P), float(share_P.mean())
     if mean in (0.0, 1.0):
@@ -75,7 +75,7 @@ def effective_prompts(share_P: NDArray[np.float64], samples: int) -> float:
     design = min(max(float(share_P.var()) / (mean * (1 - mean)), prompts / samples), 1.0)
     rare_P = share_P if mean <= 0.5 else 1 - share_P
     telling = float(rare_P.sum() ** 2 / (rare_P @ rare_P))
-    return prompts / design ** ((telling - 1) ** 2 / ((telling - 1) ** 2 + FEW))
+    return prompts / (design + (1 - design) * FEW / ((telling - 1) ** 2 + FEW))
 
 
 def of_scores(means: Sequence[float], samples: int, *, confidence: float = 0.95) -> Estimate:

@@ -108,8 +108,8 @@ def load_tokenizer(path: str, trust_remote_code: bool = False) -> PreTrainedToke
 
     Raises ModelLoadError.
     """
-    folder = Path(path).expanduser()
-    source = str(folder) if (folder / "tokenizer_config.json").is_file() else _source(path)
+    folder = os.path.expanduser(path)
+    source = folder if os.path.isfile(f"{folder}/tokenizer_config.json") else _source(path)
     try:
         with quiet():
             return AutoTokenizer.from_pretrained(source, trust_remote_code=trust_remote_code)
@@ -137,8 +137,8 @@ def _source(path: str) -> str:
             return str(embedded_folder())
         except FileNotFoundError as error:
             raise ModelLoadError(str(error)) from error
-    folder = Path(path).expanduser()
-    if folder.is_dir():
+    folder = Path(os.path.expanduser(path))  # as os.path.isdir, no error for what cannot be a path
+    if os.path.isdir(folder):
         if not (folder / "config.json").is_file():
             raise ModelLoadError(f"{path}: a folder without config.json is not a model in Hugging Face's format")
         return str(folder)
@@ -149,7 +149,7 @@ def _source(path: str) -> str:
 
 def _explain(path: str, error: Exception) -> str:
     offline = os.environ.get("HF_HUB_OFFLINE", "")
-    if Path(path).expanduser().is_dir() or path == NAME:
+    if os.path.isdir(os.path.expanduser(path)) or path == NAME:
         return f"{path}: transformers could not load it: {error}"
     asked = (
         f"HF_HUB_OFFLINE={offline} forbids asking the hub: unset it, or fetch the model first"

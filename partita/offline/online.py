@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from partita.build import Stage, prompts_of, rollouts_of, stage
+from partita.build import Stage, is_own, prompts_of, rollouts_of, stage, workflow_for
 from partita.engine.api import Engine
 from partita.models.packed import PackedModel, weights
 from partita.offline.config import DpoConfig, OnlinePairsConfig
@@ -20,7 +20,6 @@ from partita.records import Group, Sample
 from partita.report.metrics import Metrics
 from partita.rollout.rollouts import Rollouts
 from partita.rollout.summary import summarise_taken
-from partita.rollout.workflow import SingleTurn
 from partita.run import RunConfig
 from partita.train.config import ActorConfig
 from partita.train.offline import Item
@@ -92,9 +91,13 @@ def own_pairs(config: DpoConfig) -> Iterator[tuple[OwnPairs, Stage, tuple[str, .
     section = config.online
     assert section is not None, "asked of a config with pairs of its own"
     sampled = _sampled(config, section)
-    with stage(sampled) as made, asyncio.Runner() as loop:
+    with (
+        workflow_for(sampled) as workflow,
+        stage(sampled, own_workflow=is_own(sampled)) as made,
+        asyncio.Runner() as loop,
+    ):
         prompts = prompts_of(sampled, made.train_rows, sampled.train_dataset, made.loaded, "online.prompts")
-        rollouts = rollouts_of(sampled, made, SingleTurn(), prompts)
+        rollouts = rollouts_of(sampled, made, workflow, prompts)
         source = OwnPairs(
             rollouts, made.engine, made.loaded.model, loop, section.prompts.batch_size, len(prompts.prompts)
         )

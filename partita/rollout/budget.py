@@ -5,6 +5,8 @@ Left out: the counters, which the rollouts keep.
 
 from __future__ import annotations
 
+import math
+
 
 def capacity(*, version: int, eta: int, accepted: int, running: int, batch: int, max_concurrent: int) -> int:
     """min(max_concurrent - running, (eta + version + 1) batch - (accepted + running)); negative or 0: start nothing.
@@ -15,3 +17,11 @@ def capacity(*, version: int, eta: int, accepted: int, running: int, batch: int,
     turn comes. Source: AReaL (arXiv 2505.24298, staleness-aware training), with the concurrency bound of its code.
     """
     return min(max_concurrent - running, (eta + version + 1) * batch - (accepted + running))
+
+
+def oversampled(lacking: int, factor: float) -> int:
+    """How many groups a round starts where a batch lacks `lacking` of them: `factor` times as many, rounded up.
+
+    10 x 1.1 is 11: the product's own rounding error starts no group.
+    """
+    return math.ceil(round(lacking * factor, 6))

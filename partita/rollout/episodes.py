@@ -8,14 +8,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
-from typing import Protocol
+from typing import Any, Protocol
 
 from partita.engine.api import Completion, Draw, Engine, Request, Sampling
+from partita.engine.random import uniforms
 from partita.records import Group, Prompt, Sample, StopReason
 from partita.rollout.rounds import Rounds, together
-from partita.rollout.workflow import Episode, Workflow
+from partita.rollout.workflow import UNLIMITED, Episode, Workflow
+from partita.tasks.chat import NO_CHAT, Chat
 from partita.tasks.pool import Outcome
 from partita.tasks.reward import Answer, Ask, Judge, Scored
+
+WORLD_STREAM = 1 << 16
+"""What is added to the stream of a setting for the seeds of environments."""
 
 
 class RolloutError(RuntimeError):
@@ -26,16 +31,22 @@ class Scorer(Protocol):
     """Scores one response; never raises for a reward's fault."""
 
     async def score(
-        self, prompt: Prompt, text: str, ids: Sequence[int], stop_reason: StopReason, ask: Ask | None = None
+        self,
+        prompt: Prompt,
+        text: str,
+        ids: Sequence[int],
+        stop_reason: StopReason,
+        ask: Ask | None = None,
+        transcript: str | None = None,
     ) -> Scored:
-        """See `tasks.reward`. ask is given where the setting has a judge."""
+        """See `tasks.reward`. ask is given where the setting has a judge, transcript where a workflow has one."""
         ...
 
 
 @dataclass(frozen=True)
 class Setting:
     """What all episodes of a step, or of an evaluation, have in common. `stream` keeps their draws apart from others'. `judge`:
-    the scorer's reward model, where it has one.
+    the scorer's reward model, where it has one. chat: how conversations go on. context: most tokens of a row.
     """
 
     engine: Engine
@@ -45,6 +56,8 @@ class Setting:
     seed: int
     stream: int
     judge: Judge | None = None
+    chat: Chat = NO_CHAT
+    context: int = UNLIMITED
 
 
 async def play(setting: Setting, prompts: Sequence[tuple[int, Prompt]], n_samples: int | Sequence[int]) -> list[Group]:
@@ -78,10 +91,18 @@ def _episode(setting: Setting, rounds: Rounds, prompt: Prompt, draw: Draw) -> Ep
     """What one sample's workflow gets. Each `generate` call draws from a random stream of its own."""
     calls = asked = 0
 
-    async def generate(ids: Sequence[int]) -> Completion:
+    async def generate(
+        ids: Sequence[int],
+        *,
+        max_new_tokens: int | None = None,
+        stop: Sequence[str] = (),
+        call: int | None = None,
+    ) -> Completion:
         nonlocal calls
-        request = Request(tuple(ids), setting.sampling, replace(draw, call=calls))
-        calls += 1
+        number = calls if call is None else call
+        calls = max(calls, number + 1)
+        sampling = _limited(setting.sampling, max_new_tokens, stop)
+        request = Request(tuple(ids), sampling, replace(draw, call=number))
         try:
             return await rounds.generate(request)
         except FloatingPointError as error:
@@ -90,14 +111,30 @@ def _episode(setting: Setting, rounds: Rounds, prompt: Prompt, draw: Draw) -> Ep
                 "from the last checkpoint"
             ) from error
 
-    async def score(text: str, ids: Sequence[int], stop_reason: StopReason) -> Scored:
-        if setting.judge is None:
-            return await setting.scorer.score(prompt, text, ids, stop_reason)
-        return await setting.scorer.score(prompt, text, ids, stop_reason, ask)
+    async def score(text: str, ids: Sequence[int], stop_reason: StopReason, transcript: str | None = None) -> Scored:
+        more: dict[str, Any] = {} if setting.judge is None else {"ask": ask}
+        more |= {} if transcript is None else {"transcript": transcript}
+        return await setting.scorer.score(prompt, text, ids, stop_reason, **more)
 
     async def ask(answer: Answer) -> Outcome:
         nonlocal asked
         asked += 1
         return await rounds.ask(replace(draw, call=asked - 1), replace(answer, group=draw.serial))
 
-    return Episode(prompt, generate, score)
+    def room(ids: Sequence[int]) -> int:
+        return setting.context - len(ids)
+
+    return Episode(prompt, generate, score, setting.chat, room, _world_seed(draw), setting.sampling)
+
+
+def _limited(sampling: Sampling, max_new_tokens: int | None, stop: Sequence[str]) -> Sampling:
+    """The setting's way to sample, with the limits of one call."""
+    most = sampling.max_new_tokens if max_new_tokens is None else max_new_tokens
+    stops = tuple(dict.fromkeys((*sampling.stop_strings, *stop)))
+    return replace(sampling, max_new_tokens=most, min_new_tokens=min(sampling.min_new_tokens, most), stop_strings=stops)
+
+
+def _world_seed(draw: Draw) -> int:
+    """32 bits that only (seed, stream, serial) decide."""
+    named = replace(draw, stream=draw.stream + WORLD_STREAM, sample=0, call=0)
+    return int(uniforms([named], [0])[0] * 2**32)

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from partita.records import Group, Sample
+import numpy as np
+
+from partita.records import Group, Row, Sample
 from partita.report.metrics import Metrics
 from partita.rollout.rollouts import Taken
 from partita.tasks.dataset import MIX
@@ -29,8 +31,28 @@ def summarise(groups: Sequence[Group]) -> Metrics:
     for kind, members in _kinds(samples).items():
         _mean(metrics, f"response_length/{kind}", (sample.length for sample in members))
     metrics.count("response_tokens", sum(sample.length for sample in samples))
+    _of_workflows(metrics, samples)
     _by_source(metrics, groups)
     return metrics
+
+
+def _of_workflows(metrics: Metrics, samples: Sequence[Sample]) -> None:
+    """Turns and rows, where some sample has several, and what the workflow tells of its samples."""
+    counted = {
+        "turns/mean": [sum(map(_turns, sample.rows)) for sample in samples],
+        "rows_per_sample/mean": [len(sample.rows) for sample in samples],
+    }
+    for name, counts in counted.items():
+        if any(count > 1 for count in counts):
+            metrics.observe(name, counts)
+    for name in dict.fromkeys(name for sample in samples for name in sample.metrics):
+        _mean(metrics, name, (sample.metrics[name] for sample in samples if name in sample.metrics))
+
+
+def _turns(row: Row) -> int:
+    """How often the policy speaks in a row: a turn begins at a trained token behind one that is not."""
+    trained = np.array([False, *row.trained])
+    return int((trained[1:] & ~trained[:-1]).sum())
 
 
 def _by_source(metrics: Metrics, groups: Sequence[Group]) -> None:
@@ -43,13 +65,22 @@ def _by_source(metrics: Metrics, groups: Sequence[Group]) -> None:
 
 
 def summarise_taken(taken: Taken) -> Metrics:
-    """`summarise` of all groups of a step, and what became of them: `groups/retried` counts discarded attempts."""
-    metrics = summarise(taken.started)
+    """`summarise` of all groups of a step, and what became of them: `groups/retried` counts discarded attempts.
+
+    `groups/oversampled` is the share of the prompts that rounds started beyond what the batch lacked.
+    """
+    metrics, prompts = summarise(taken.started), len(taken.started) - len(taken.discarded)
     metrics.put("rollout_rounds", taken.rounds)
     metrics.count("groups/started", len(taken.started))
     metrics.count("groups/dropped", len(taken.dropped))
     metrics.count("groups/retried", len(taken.discarded))
-    metrics.put("prompts_used", taken.prompts_before + len(taken.started) - len(taken.discarded))
+    metrics.put("prompts_used", taken.prompts_before + prompts)
+    metrics.count("groups/lacking", taken.lacking)
+    counts = taken.surplus
+    if taken.extra or counts.used or counts.kept or counts.dropped:
+        for name, count in (("used", counts.used), ("kept", counts.kept), ("dropped", counts.dropped)):
+            metrics.count(f"surplus/{name}", count)
+        metrics.add({"groups/oversampled": (float(taken.extra), float(prompts))})
     return metrics
 
 

@@ -1,30 +1,76 @@
-"""A workflow turns one prompt into one sample: it asks the model, perhaps tools, and the reward.
+"""A workflow turns one prompt into one sample: it asks the model, perhaps tools or an environment, and the reward.
 
 Left out: when requests reach the engine. `rollouts` decides that; a workflow just awaits `episode.generate`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Protocol
 
-from partita.engine.api import Completion
+from partita.engine.api import Completion, Sampling
 from partita.records import Prompt, Row, Sample, StopReason
+from partita.rollout.transcript import Transcript
+from partita.tasks.chat import NO_CHAT, Chat
 from partita.tasks.reward import Scored
+
+
+class Generate(Protocol):
+    """Samples a continuation of exactly these ids; each call draws from its own random numbers."""
+
+    async def __call__(
+        self,
+        ids: Sequence[int],
+        *,
+        max_new_tokens: int | None = None,
+        stop: Sequence[str] = (),
+        call: int | None = None,
+    ) -> Completion:
+        """max_new_tokens: in place of gconfig's. stop: strings that end it, beside gconfig's. ids must leave room in the context
+        for one token at least, see `Episode.room`. call: which random numbers, by default those of the next call; whoever hears
+        of calls in an order that time decides numbers them.
+        """
+        ...
+
+
+class Score(Protocol):
+    """Asks the task's rewards about what the policy wrote; never raises for a reward's fault."""
+
+    async def __call__(
+        self, text: str, ids: Sequence[int], stop_reason: StopReason, transcript: str | None = None
+    ) -> Scored:
+        """text and ids: what the policy wrote alone, without a word of tools. transcript: all that followed the prompt, for
+        reward functions that ask for it under this name; of a single turn it is the text.
+        """
+        ...
+
+
+UNLIMITED = 1 << 30
+"""Tokens of a row, for an engine without a limit."""
+
+
+def unlimited(ids: Sequence[int]) -> int:
+    """The room of such an engine."""
+    return UNLIMITED - len(ids)
 
 
 @dataclass(frozen=True)
 class Episode:
     """What a workflow gets for one sample.
 
-    `generate(ids)` samples a continuation of exactly these ids; each call draws from its own random numbers.
-    `score(text, ids, stop_reason)` asks the task's rewards about what the policy wrote; it never raises for a bad reward.
+    chat: how the conversation goes on as ids. room(ids): tokens that still fit the context after these. seed: 32 bits for an
+    environment; all samples of a group have the same one, so that they meet the same world and can be compared. sampling: how
+    tokens are drawn, where a call says nothing else.
     """
 
     prompt: Prompt
-    generate: Callable[[Sequence[int]], Awaitable[Completion]]
-    score: Callable[[str, Sequence[int], StopReason], Awaitable[Scored]]
+    generate: Generate
+    score: Score
+    chat: Chat = NO_CHAT
+    room: Callable[[Sequence[int]], int] = unlimited
+    seed: int = 0
+    sampling: Sampling = field(default_factory=lambda: Sampling(max_new_tokens=256))
 
 
 class Workflow(Protocol):
@@ -43,25 +89,33 @@ class SingleTurn:
         prompt = episode.prompt
         completion = await episode.generate(prompt.ids)
         scored = await episode.score(completion.text, completion.ids, completion.stop_reason)
-        return Sample(
-            rows=[row_of(prompt.ids, completion)],
-            stop_reason=completion.stop_reason,
-            text=completion.text,
-            reward=scored.reward,
-            parts=dict(scored.parts),
-            step_rewards=list(scored.step_rewards),
-            status=scored.status,
-            error=scored.error,
-            notes=dict(scored.notes),
-        )
+        return sample_of([row_of(prompt.ids, completion)], completion.stop_reason, completion.text, scored)
+
+
+def sample_of(
+    rows: Sequence[Row],
+    stop_reason: StopReason,
+    text: str,
+    scored: Scored,
+    metrics: Mapping[str, float] | None = None,
+) -> Sample:
+    """The record of a trajectory and what it was worth. text: what the policy wrote. metrics: see `Sample`."""
+    return Sample(
+        rows=list(rows),
+        stop_reason=stop_reason,
+        text=text,
+        reward=scored.reward,
+        parts=dict(scored.parts),
+        step_rewards=list(scored.step_rewards),
+        status=scored.status,
+        error=scored.error,
+        notes=dict(scored.notes),
+        metrics=dict(metrics or {}),
+    )
 
 
 def row_of(prompt_ids: Sequence[int], completion: Completion) -> Row:
     """The token sequence as the model saw it: the ids that were sent, then the ids that came back."""
-    before, after = len(prompt_ids), len(completion.ids)
-    return Row(
-        ids=[*prompt_ids, *completion.ids],
-        trained=[False] * before + [True] * after,
-        behaviour_logprobs=[0.0] * before + list(completion.logprobs),
-        versions=[-1] * before + list(completion.versions),
-    )
+    transcript = Transcript(prompt_ids)
+    transcript.said(completion)
+    return transcript.row()

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 from partita.records import Prompt, StopReason
+from partita.tasks.graders.final import with_opened_thought
 from partita.tasks.reward_call import TOLD, TrainerState
 
 _MISSING = object()
@@ -28,7 +29,8 @@ class Answer:
     """What a policy answered: text without special tokens, and the ids as sampled, the end included where there is one.
 
     to: the function that is asked about it, empty for the reward model. group: number of the group that it is a sample of,
-    None outside of a rollout: then answers to one prompt are one group.
+    None outside of a rollout: then answers to one prompt are one group. transcript: all that followed the prompt, with what tools
+    and environments said; None of a single turn.
     """
 
     prompt: Prompt
@@ -37,6 +39,7 @@ class Answer:
     stop_reason: StopReason = "stop"
     to: str = ""
     group: int | None = None
+    transcript: str | None = None
 
 
 @dataclass(frozen=True)
@@ -56,13 +59,17 @@ class Style:
 
 
 def own_values(answers: Sequence[Answer], state: TrainerState) -> dict[str, Any]:
-    """Everything a reward may ask for by name. The names of `GIVEN` win over columns; `row` still has those."""
+    """Everything a reward may ask for by name. The names of `GIVEN` win over columns; `row` still has those. A column called
+    transcript keeps its name where there was a single turn, whose transcript is the response.
+    """
     (answer,) = answers
     prompt = answer.prompt
     values: dict[str, Any] = {str(name): value for name, value in prompt.row.items() if str(name).isidentifier()}
     values.pop("answer", None)
     if prompt.answer is not None:
         values["answer"] = prompt.answer
+    if answer.transcript is not None or "transcript" not in values:
+        values["transcript"] = answer.text if answer.transcript is None else answer.transcript
     return values | {
         "response": answer.text,
         "completion": answer.text,
@@ -74,7 +81,13 @@ def own_values(answers: Sequence[Answer], state: TrainerState) -> dict[str, Any]
     }
 
 
-GIVEN = ("response", "completion", "answer", "prompt", "messages", "row", "tokens", "stop_reason")
+def graded_values(answers: Sequence[Answer], state: TrainerState) -> dict[str, Any]:
+    """`own_values` for built-in graders, which must know a thought that the prompt opened."""
+    values = own_values(answers, state)
+    return values | {"response": with_opened_thought(answers[0].prompt.text, answers[0].text)}
+
+
+GIVEN = ("response", "completion", "answer", "prompt", "messages", "row", "tokens", "stop_reason", "transcript")
 
 
 def _columns(prompt: Prompt, taken: Collection[str]) -> dict[str, Any]:
@@ -165,6 +178,7 @@ def openrlhf_values(answers: Sequence[Answer], state: TrainerState) -> dict[str,
 
 
 OWN = Style("partita", own_values, quiet=GIVEN)
+GRADED = Style("partita", graded_values, quiet=GIVEN)
 STYLES: dict[str, Style] = {
     "partita": OWN,
     "trl": Style(

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from partita.tasks.adapters import Answer, RewardSetupError, Style, style_of
+from partita.tasks.adapters import GRADED, OWN, Answer, RewardSetupError, Style, style_of
 from partita.tasks.functions import LoadError, load_object
 from partita.tasks.graders.builtin import BUILTINS, Builtin, Check
 from partita.tasks.reward_call import TOLD, Call, TrainerState
@@ -114,6 +114,8 @@ def _bind(name: str, given: str | Callable[..., Any], options: FunctionOptions) 
         raise RewardSetupError(f"reward function {name!r} is a {type(found).__name__}, not a function")
     parameters = _parameters(found, name)
     style = style_of(name, [p.name for p in parameters], options.style)
+    if builtin and style is OWN and not builtin.verbatim:
+        style = GRADED
     required, optional, rest = _by_name(name, parameters, style)
     if builtin:
         function, place = (builtin.on_loop, "loop") if builtin.on_loop else (found, "here")
@@ -137,8 +139,16 @@ def _check_options(bound: RewardFunction) -> None:
             f"{where}.kwargs.{unknown[0]}: the function has no such parameter{f' (near: {near[0]})' if near else ''}; "
             f"it has: {', '.join(known)}"
         )
+    if by_place := [name for name in options.kwargs if name in bound.style.positional]:
+        raise RewardSetupError(
+            f"{where}.kwargs.{by_place[0]}: the function gets this by place, as {bound.style.name} gives it"
+        )
     if options.one_by_one and not bound.style.together:
         raise RewardSetupError(f"{where}.one_by_one: the function gets one response at a time already")
+    if options.memory_gb is not None and bound.place != "worker":
+        raise RewardSetupError(
+            f"{where}.memory_gb: it runs in the training process, where no limit can hold for it alone"
+        )
     if options.steps and bound.style.name != "partita":
         raise RewardSetupError(f"{where}.steps: only a function in Partita's own style gives steps")
 

@@ -16,7 +16,9 @@ from dataclasses import dataclass
 from itertools import product
 from typing import Any, Literal
 
+from partita.tasks import gym_rows
 from partita.tasks.functions import LoadError, load_object
+from partita.tasks.graders.gym import reasoning_gym_score
 from partita.tasks.graders.text import last_number_correct
 from partita.tasks.words import STORIES, WORDS
 
@@ -29,12 +31,14 @@ class Task:
     """A named source of rows and the reward functions that judge them.
 
     `rows(split, size, seed)` gives rows with the columns `question` and `answer`; size None means the task's own
-    choice. The same arguments give the same rows, and no row of one split ever appears in the other.
+    choice. The same arguments give the same rows, and no row of one split ever appears in the other. gold: whether there is one
+    right answer, False for rows whose `answer` is null and which only their reward can judge.
     """
 
     name: str
     rows: Callable[[Split, int | None, int], Sequence[Row]]
     functions: tuple[Callable[..., Any], ...]
+    gold: bool = True
 
 
 def held_out(task: str, content: object) -> bool:
@@ -144,14 +148,35 @@ TASKS: dict[str, Task] = {
 }
 
 
+GYM = "reasoning_gym/"
+"""What stands before the name of a task of reasoning-gym."""
+_GYM_ROWS = 200  # where no size is given: some tasks take seconds for a row
+
+
+def _gym_task(name: str) -> Task:
+    """A task of reasoning-gym, judged by its own scorer. Raises LoadError."""
+    gym_rows.check_name(name)
+
+    def rows(split: Split, size: int | None, seed: int) -> list[Row]:
+        def is_of_split(question: str) -> bool:
+            return held_out(f"{GYM}{name}", question) == (split == "test")
+
+        return gym_rows.rows_of(name, is_of_split, _GYM_ROWS if size is None else size, seed)
+
+    return Task(f"{GYM}{name}", rows, (reasoning_gym_score,), gym_rows.has_gold(name))
+
+
 def find_task(name: str) -> Task | None:
-    """The built-in task `name`, or your own as `package.module:task` or `path/file.py:task`; None when it is neither.
+    """The built-in task `name`, one of reasoning-gym as `reasoning_gym/name`, or your own as `package.module:task` or
+    `path/file.py:task`; None when it is none of these.
 
     Your own may be a `Task` or a function without parameters that makes one. Raises LoadError when the name has the
     form of an object but leads nowhere or to something else.
     """
     if name in TASKS:
         return TASKS[name]
+    if name.startswith(GYM):
+        return _gym_task(name.removeprefix(GYM))
     if ":" not in name or "://" in name:
         return None
     found = load_object(name)

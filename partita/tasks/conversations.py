@@ -8,14 +8,25 @@ message of the user, as it is in the prompts that are sampled from. Left out: to
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from partita.tasks.cells import MISSING, cell, near_column
-from partita.tasks.files import DataError
-from partita.tasks.messages import Message, check_asks, read_chat, read_message, read_messages, turned
+from partita.tasks.messages import (
+    Message,
+    NothingToLearn,
+    RowError,
+    Turn,
+    check_asks,
+    check_text,
+    read_chat,
+    read_message,
+    read_messages,
+    turned,
+    unpacked,
+)
+from partita.tasks.transcripts import HUMAN, TRANSCRIPT, asked_in, turns_in
 
 ROLES = {
     "system": "system", "developer": "system", "user": "user", "human": "user", "assistant": "assistant", "gpt": "assistant",
@@ -36,21 +47,6 @@ COLUMNS = (
     "text", "chosen", "rejected", "margin", "label",
 )  # fmt: skip
 """All columns that are read."""
-TRANSCRIPT = re.compile(r"\n\n(Human|Assistant): ?")
-HUMAN = "\n\nHuman:"
-Turn = tuple[Message, bool]
-
-
-class RowError(DataError):
-    """A row that cannot be used. reason: the kind of fault, in the same words for every row that has it."""
-
-    def __init__(self, reason: str, detail: str | None = None) -> None:
-        super().__init__(detail or reason)
-        self.reason = reason
-
-
-class NothingToLearn(RowError):
-    """A row that is in order and has nothing to learn from."""
 
 
 @dataclass(frozen=True)
@@ -74,6 +70,8 @@ class Conversation:
         """
         if self.messages[-1]["role"] != "assistant":
             raise NothingToLearn("no answer of the assistant at the end")
+        if len(self.messages) == 1 and not self.bare:
+            raise RowError("no prompt", "an answer alone, and no prompt that it answers")
         if not _has_words(self.messages[-1]):
             raise NothingToLearn("an empty answer")
         return Conversation(self.messages, (*[False] * (len(self.messages) - 1), True), self.bare)
@@ -201,11 +199,17 @@ class RowReader:
         messages, learned = zip(*before, *turns, strict=True)
         if learns and not any(learned):
             raise NothingToLearn("no answer of the assistant to learn from")
+        if learns and learned[0]:
+            raise RowError(
+                "begins with an answer of the assistant, which answers nothing; take it out, or give it weight 0"
+            )
         return Conversation(messages, learned)
 
     def _answered(self, values: Mapping[str, Any], column: str) -> list[Turn]:
         """An answer behind its prompt; where it repeats the prompt or has none, it is the whole conversation."""
-        answer, prompt = values[column], _prompt_of(values)
+        answer, prompt = values[column], unpacked(_prompt_of(values), "prompt")
+        if not isinstance(prompt, str):  # a text is answered by a text, whatever that looks like
+            answer = unpacked(answer, column)
         asked = None if prompt is None else self._asked(prompt)
         if not isinstance(answer, str) or answer.startswith(HUMAN):
             told = self.chat(answer, column)
@@ -221,7 +225,7 @@ class RowReader:
 
     def _asked(self, prompt: Any) -> list[Message]:
         if isinstance(prompt, str) and prompt.startswith(HUMAN):
-            return _asked_in_transcript(prompt, "prompt")
+            return asked_in(prompt, "prompt")
         if _is_sharegpt(prompt):
             messages = [message for message, _ in self.chat(prompt, "conversations")]
             check_asks(messages, "conversations")
@@ -231,8 +235,9 @@ class RowReader:
 
     def chat(self, given: Any, column: str) -> list[Turn]:
         """Messages of {role, content} or of ShareGPT's {from, value}, one of them, or a transcript."""
+        given = unpacked(given, column)
         if isinstance(given, str) and given.startswith(HUMAN):
-            return _transcript(given, column)
+            return turns_in(given, column)
         alone = isinstance(given, Mapping) and isinstance(given.get("from", given.get("role")), str)
         listed = [given] if alone else turned(given, column) if isinstance(given, Mapping) else given
         if not isinstance(listed, list | tuple) or not listed:
@@ -254,9 +259,10 @@ class RowReader:
     def _known(self, message: Message, where: str) -> Message:
         role = self.roles.get(message["role"])
         if role is None:
-            known = ", ".join(sorted(self.roles))
-            detail = f"{where} is said by {message['role']!r}; known roles: {known}; add it to roles"
-            raise RowError(f"an unknown role {message['role']!r}", detail)
+            known, said = ", ".join(sorted(self.roles)), repr(message["role"])[:80]
+            raise RowError(
+                f"an unknown role {said}", f"{where} is said by {said}; known roles: {known}; add it to roles"
+            )
         return {**message, "role": role}
 
 
@@ -266,8 +272,9 @@ def question_in(value: Any, column: str, *, drop_answer: bool) -> tuple[Message,
 
     Raises DataError with the column and what was found.
     """
+    value = unpacked(value, column)
     if isinstance(value, str) and value.startswith(HUMAN):
-        messages = tuple(_asked_in_transcript(value, column))
+        messages = tuple(asked_in(value, column))
     elif _is_sharegpt(value):
         messages = tuple(message for message, _ in RowReader().chat(value, column))
     else:
@@ -292,8 +299,12 @@ def _prompt_of(values: Mapping[str, Any]) -> Any:
 
 
 def instructed(values: Mapping[str, Any]) -> str:
-    """What a row of Alpaca's asks: its instruction, and on a new line its input."""
-    return "\n".join(str(part) for part in (values["instruction"], values.get("input")) if part)
+    """What a row of Alpaca's asks: its instruction, and on a new line its input. Raises RowError for what is no text."""
+    parts = {name: values.get(name) for name in ("instruction", "input")}
+    for name, part in parts.items():
+        if part is not None and not isinstance(part, str):
+            raise RowError(f"{name} that is no text", f"{name} is a {type(part).__name__}, not text")
+    return "\n".join(str(part) for part in parts.values() if part)
 
 
 def _is_sharegpt(value: Any) -> bool:
@@ -322,6 +333,7 @@ def _behind(asked: Sequence[Message], whole: Sequence[Turn], column: str) -> lis
 def _answer(text: Any, column: str, *, stripped: bool = False) -> Turn:
     if not isinstance(text, str):
         raise RowError(f"{column} that is no text", f"{column} is a {type(text).__name__}, not text")
+    check_text(text, column)
     if stripped and TRANSCRIPT.search(text):
         raise RowError("an answer with further turns", f"{column} goes on with turns of its own: {text[:80]!r}")
     return {"role": "assistant", "content": text.strip() if stripped else text}, bool(text.strip())
@@ -337,9 +349,11 @@ def _text(text: Any) -> Conversation:
 def _alpaca(values: Mapping[str, Any]) -> list[Turn]:
     """`history`: earlier pairs of an instruction and its output, which are learned, too."""
     turns = list[Turn]()
-    for pair in [*(values.get("history") or []), (instructed(values), values["output"])]:
+    before = values.get("history") or []
+    for pair in [*(before if isinstance(before, list | tuple) else [before]), (instructed(values), values["output"])]:
         if not isinstance(pair, list | tuple) or len(pair) != 2 or not isinstance(pair[0], str):
             raise RowError("history without pairs", f"history holds {str(pair)[:80]}; expected pairs of texts")
+        check_text(pair[0], "instruction")
         turns += [({"role": "user", "content": pair[0]}, False), _answer(pair[1], "output")]
     return turns
 
@@ -349,28 +363,8 @@ def _margin(value: Any) -> float | None:
         return None
     try:
         margin = math.nan if isinstance(value, bool) else float(value)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         margin = math.nan
     if not math.isfinite(margin):
         raise RowError("margin that is no number", f"margin is {value!r}, not a number")
     return margin
-
-
-def _asked_in_transcript(text: str, column: str) -> list[Message]:
-    """A transcript that ends where the assistant is to speak."""
-    messages = [message for message, _ in _transcript(text, column)]
-    return messages[:-1] if messages[-1] == {"role": "assistant", "content": ""} else messages
-
-
-def _transcript(text: str, column: str) -> list[Turn]:
-    """The turns of a transcript that begins with the human's; a mark counts at the beginning of a paragraph only."""
-    marks = list(TRANSCRIPT.finditer(text))
-    turns = list[Turn]()
-    for mark, end in zip(marks, [*(after.start() for after in marks[1:]), len(text)], strict=True):
-        role, said = "user" if mark[1] == "Human" else "assistant", text[mark.end() : end].strip()
-        if turns and turns[-1][0]["role"] == role:
-            raise RowError(
-                "a transcript with two turns of one speaker in a row", f"{column}: two turns of {mark[1]} in a row"
-            )
-        turns.append(({"role": role, "content": said}, role == "assistant" and bool(said)))
-    return turns

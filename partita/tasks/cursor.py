@@ -59,8 +59,10 @@ class Ranks:
 
 class Cursor(Generic[Item]):
     """Goes through `items` epoch after epoch, each time in a new order when `shuffle` is set, sorted by `ranks` if there are
-    any.
+    any. left_out: none, as all are known.
     """
+
+    left_out = 0
 
     def __init__(self, items: Sequence[Item], seed: int, shuffle: bool, ranks: Ranks | None = None) -> None:
         if not items:

@@ -6,31 +6,28 @@ Left out: what a single row means (`tasks.reading`), tokens (`tasks.prompt`), an
 
 from __future__ import annotations
 
-import difflib
-import importlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import warnings
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
+from itertools import count, islice
 from typing import Any
 
-from partita.tasks.catalog import TASKS, Split, Task, find_task
-from partita.tasks.files import GROWING, DataError, RawRow, files_of, kind_of, read_path, rows_after
+from partita.tasks.files import DataError, RawRow, place_of
 from partita.tasks.filters import checked_tests, fits
-from partita.tasks.functions import LoadError
 from partita.tasks.graders.math import math_correct
 from partita.tasks.graders.sources import by_data_source
 from partita.tasks.messages import Message
+from partita.tasks.paths import Functions, raw_rows, rows_ahead
 from partita.tasks.rates import PassRates
 from partita.tasks.reading import Reader
 from partita.tasks.settings import ColumnsConfig, DatasetConfig, PassRatesConfig, SourceConfig
-from partita.tasks.split import digest, divided
+from partita.tasks.split import digest, divided, is_held_out
 
 __all__ = ["ColumnsConfig", "DataError", "DatasetConfig", "TaskRow", "TaskRows", "load_rows"]
 
 MIX = "mix"
 """The column in which rows of several sources carry their source's name."""
-_SHOWN = 5  # bad rows named in one error
-Functions = tuple[Callable[..., Any], ...]
+_SHOWN, _LONGEST = 5, 800  # bad rows named in one error, and characters of each
 
 
 @dataclass(frozen=True)
@@ -66,7 +63,8 @@ class TaskRows:
 class Intake:
     """Takes the raw rows of a source one after another, and counts those it leaves out.
 
-    questions: of `rows`, by digest. bad: a line for each row that cannot be used. taken: raw rows so far.
+    questions: of `rows`, by digest. bad: a line for each row that cannot be used. equal: rows left out by dedup. taken: raw
+    rows so far.
     """
 
     reader: Reader
@@ -74,6 +72,7 @@ class Intake:
     questions: list[str] = field(default_factory=list[str])
     bad: list[str] = field(default_factory=list[str])
     seen: set[str] = field(default_factory=set[str])
+    equal: int = 0
     taken: int = 0
 
     def take(self, number: int, raw: RawRow) -> None:
@@ -84,10 +83,12 @@ class Intake:
                 raise DataError(raw.fault)
             asked = self.reader.read(raw.values)
         except DataError as error:
-            self.bad.append(f"{raw.where}: {error}")
+            self.bad.append(bad_row(raw, error))
             return
         name = digest([asked.messages, asked.answer])
-        if not (self.reader.config.dedup and name in self.seen):
+        if self.reader.config.dedup and name in self.seen:
+            self.equal += 1
+        else:
             uid = f"{number}-{name[:8]}"
             self.rows.append(TaskRow(uid, asked.messages, asked.answer, raw.values, asked.shots, asked.templated))
             self.questions.append(asked.question)
@@ -110,8 +111,10 @@ class Intake:
         lines = [f"{path}: {len(rows)} rows, {len(answers)} distinct prompts"]
         lines[0] += f", {several} of them with different gold answers" if several else ""
         if self.bad:
-            counted = f"{len(self.bad)} of {len(self.bad) + len(rows)} rows"
-            lines.append(f"{counted} left out (on_bad_row=drop); the first: {self.bad[0]}")
+            counted = f"{len(self.bad)} of {self.taken} rows"
+            lines.append(f"{counted} left out (on_bad_row=skip); the first: {self.bad[0]}")
+        if self.equal:
+            lines.append(f"{self.equal} of {self.taken} rows left out (dedup): equal to a row before")
         return lines
 
 
@@ -119,18 +122,35 @@ def load_rows(config: DatasetConfig, *, seed: int, section: str = "train_dataset
     """Read, check and normalise all rows of a data section; `section` is only its name in messages. held_out: the rows that
     its share `held_out` keeps from training, instead of those to train on.
 
-    Raises DataError with the row and the reason, see `SourceConfig.on_bad_row`.
+    Of rows that are read as a run goes (`streaming`) only the first `buffer_rows` of each source, for checks before anything
+    is sampled, or the first that are held out. Raises DataError with the row and the reason, see `SourceConfig.on_bad_row`.
     """
-    if config.streaming:
-        raise DataError(f"{section}: streaming is for the rows that are trained on; leave it out here")
     try:
-        loaded = _mixed(config, seed) if config.mix else _source(config, seed, "")
-        sides = divided(loaded.rows, loaded.questions, config.held_out)
-        notes = (f"{len(sides[1])} of {len(loaded.rows)} rows held out, by their questions",) if config.held_out else ()
-        rows, chosen = (sides[1], ()) if held_out else _by_pass_rate(sides[0], config)
+        return _first(config, held_out) if config.streaming else _all(config, seed, held_out)
     except DataError as error:
         raise DataError(f"{section}: {error}") from error.__cause__
+
+
+def _all(config: DatasetConfig, seed: int, held_out: bool) -> TaskRows:
+    loaded = _by_source(config, lambda source: _source(source, seed))
+    sides = divided(loaded.rows, loaded.questions, config.held_out)
+    notes = (f"{len(sides[1])} of {len(loaded.rows)} rows held out, by their questions",) if config.held_out else ()
+    rows, chosen = (sides[1], ()) if held_out else _by_pass_rate(sides[0], config)
     return TaskRows(rows, loaded.functions, (*loaded.notes, *notes, *chosen))
+
+
+def _first(config: DatasetConfig, held_out: bool) -> TaskRows:
+    """The first rows of each source that is streamed."""
+
+    def head(source: DatasetConfig) -> _Loaded:
+        blocks = Blocks(source)
+        rows = blocks.held_out(source.buffer_rows) if held_out else (blocks.block(0) or [])
+        told = f"read as it goes, {source.buffer_rows} rows at a time; these are the first"
+        notes = (*blocks.reader.notes(), f"{source.path}: {told}{' that are held out' if held_out else ''}")
+        return _Loaded(tuple(rows), (), blocks.functions, notes)
+
+    loaded = _by_source(config, head)
+    return TaskRows(loaded.rows, loaded.functions, loaded.notes)
 
 
 @dataclass(frozen=True)
@@ -141,37 +161,49 @@ class _Loaded:
     notes: tuple[str, ...]
 
 
-def _mixed(config: DatasetConfig, seed: int) -> _Loaded:
-    """All sources, one after another; each row says which it is from, in its uid and in a column."""
-    rows, questions, notes = list[TaskRow](), list[str](), list[str]()
-    rewards = dict[str, Functions]()
-    for name, source in config.mix.items():
+def _by_source(config: DatasetConfig, load: Callable[[DatasetConfig], _Loaded]) -> _Loaded:
+    """The section's one source, or all of them, one after another."""
+    if not config.mix:
+        return load(config)
+    found = dict[str, _Loaded]()
+    for name in config.mix:
         try:
-            found = _source(source, seed, f"{name}/")
+            one = load(config.source(name))
+            found[name] = replace(one, rows=tuple(of_source(row, name) for row in one.rows))
         except DataError as error:
             raise DataError(f"mix.{name}: {error}") from error.__cause__
-        if taken := next((row for row in found.rows if MIX in row.row), None):
-            raise DataError(f"mix.{name}: row {taken.uid} has a column {MIX!r}, which is to name its source; rename it")
-        rows += [replace(row, row={**row.row, MIX: name}) for row in found.rows]
-        questions += found.questions
-        notes += [f"{name}: {note}" for note in found.notes]
-        rewards[name] = found.functions
-    functions = next(iter(rewards.values()))
-    if any(other != functions for other in rewards.values()):
-        told = ", ".join(f"{name} {_names(own)}" for name, own in rewards.items())
+    return _merged(found)
+
+
+def of_source(row: TaskRow, name: str) -> TaskRow:
+    """A row that says which source it is from, in its uid and in a column. Raises DataError where it has such a column."""
+    if MIX in row.row:
+        raise DataError(f"row {row.uid} has a column {MIX!r}, which is to name its source; rename it")
+    return replace(row, uid=f"{name}/{row.uid}", row={**row.row, MIX: name})
+
+
+def _merged(found: Mapping[str, _Loaded]) -> _Loaded:
+    rows = tuple(row for one in found.values() for row in one.rows)
+    questions = tuple(question for one in found.values() for question in one.questions)
+    notes = [f"{name}: {note}" for name, one in found.items() for note in one.notes]
+    functions = next(iter(found.values())).functions
+    if any(one.functions != functions for one in found.values()):
+        told = ", ".join(f"{name} {_names(one.functions)}" for name, one in found.items())
         notes.append(f"the sources bring different rewards ({told}): name the run's in reward.functions")
         functions = ()
-    return _Loaded(tuple(rows), tuple(questions), functions, tuple(notes))
+    return _Loaded(rows, questions, functions, tuple(notes))
 
 
 def _names(functions: Functions) -> str:
     return " and ".join(function.__name__ for function in functions) or "none"
 
 
-def _source(config: SourceConfig, seed: int, before: str) -> _Loaded:
-    """The rows of one source. before: what its uids begin with."""
-    raw, functions = raw_rows(config, seed)
-    readable = readable_rows(raw, config)
+def _source(config: SourceConfig, seed: int) -> _Loaded:
+    """The rows of one source."""
+    opened = raw_rows(config, seed)
+    if not opened.gold and config.columns.answer == "auto":
+        config = replace(config, columns=replace(config.columns, answer=None))
+    raw, readable = opened.rows, readable_rows(opened.rows, config)
     tests = checked_tests(readable, config.where)
     reader = Reader.of([row for row in readable if fits(row, tests)] or readable, config)
     intake = Intake(reader)
@@ -183,9 +215,78 @@ def _source(config: SourceConfig, seed: int, before: str) -> _Loaded:
     intake.check()
     if config.size is not None and len(intake.rows) < config.size:
         raise DataError(f"size={config.size}: {config.path} has only {len(intake.rows)} usable rows")
-    rows = tuple(replace(row, uid=f"{before}{row.uid}") for row in intake.rows) if before else tuple(intake.rows)
     notes = (*reader.notes(), *intake.notes(), *_chosen(config, len(raw), intake.taken))
-    return _Loaded(rows, tuple(intake.questions), functions or judged_by(reader, readable), notes)
+    functions = opened.functions or judged_by(reader, readable)
+    return _Loaded(tuple(intake.rows), tuple(intake.questions), functions, notes)
+
+
+class Blocks:
+    """The task rows of one source, block by block, for what does not fit into memory. How a row is read is decided by the first
+    block. bad: rows left out so far that could not be used.
+
+    Raises DataError when made, for a source that cannot be streamed or read.
+    """
+
+    def __init__(self, config: DatasetConfig) -> None:
+        self._config, self._rates = config, rates_of(config)
+        self._open = rows_ahead(config)
+        self._at, self._rest = 0, self._open(0)
+        self._head = self._raw(0)
+        readable = readable_rows(self._head, config)
+        self._tests = checked_tests(readable, config.where, whole=False)
+        self.reader = Reader.of([row for row in readable if fits(row, self._tests)] or readable, config)
+        self.functions, self.bad = judged_by(self.reader, readable), 0
+
+    def block(self, number: int) -> list[TaskRow] | None:
+        """The rows of a block to train on, counted from 0; None behind the end. Raises DataError for a bad row, unless
+        on_bad_row=skip, which warns of the first.
+        """
+        intake = self._intake(number)
+        if intake is None:
+            return None
+        wanted, share = self._config.pass_rates, self._config.held_out
+        return [
+            row
+            for row, question in zip(intake.rows, intake.questions, strict=True)
+            if not is_held_out(question, share) and (not wanted.files or is_wanted(row, wanted, self._rates))
+        ]
+
+    def held_out(self, most: int) -> list[TaskRow]:
+        """The first rows that are held out. Raises DataError where there is none."""
+        found, share = list[TaskRow](), self._config.held_out
+        for number in count():
+            intake = self._intake(number)
+            if intake is None or len(found) >= most:
+                break
+            asked = zip(intake.rows, intake.questions, strict=True)
+            found += [row for row, question in asked if is_held_out(question, share)]
+        if not found:
+            raise DataError(f"held_out={share} holds out none of its rows; change it, or set a valid_dataset")
+        return found[:most]
+
+    def _intake(self, number: int) -> Intake | None:
+        """A block as it was read; None behind the end."""
+        raw = self._head if number == 0 else self._raw(number)
+        if not raw:
+            return None
+        intake = Intake(self.reader)
+        for at, row in enumerate(raw, number * self._config.buffer_rows + 1):
+            if fits(row, self._tests):
+                intake.take(at, row)
+        if intake.bad and self._config.on_bad_row == "error":
+            intake.check()
+        if intake.bad and not self.bad:
+            first = f"left out (on_bad_row=skip), the first of {self._config.path}: {intake.bad[0]}"
+            warnings.warn(first, stacklevel=2)
+        self.bad += len(intake.bad)
+        return intake
+
+    def _raw(self, number: int) -> list[RawRow]:
+        """The rows of a block: those that come next, or behind a place further on."""
+        if number != self._at:
+            self._at, self._rest = number, self._open(number * self._config.buffer_rows)
+        self._at += 1
+        return list(islice(self._rest, self._config.buffer_rows))
 
 
 def readable_rows(raw: Sequence[RawRow], config: SourceConfig) -> list[RawRow]:
@@ -231,7 +332,7 @@ def _by_pass_rate(rows: tuple[TaskRow, ...], config: DatasetConfig) -> tuple[tup
 
 def rates_of(config: DatasetConfig) -> PassRates:
     """The counts that a section names. Raises DataError."""
-    return PassRates.read([Path(file).expanduser() for file in config.pass_rates.files])
+    return PassRates.read([place_of(file) for file in config.pass_rates.files])
 
 
 def is_wanted(row: TaskRow, wanted: PassRatesConfig, rates: PassRates) -> bool:
@@ -242,76 +343,15 @@ def is_wanted(row: TaskRow, wanted: PassRatesConfig, rates: PassRates) -> bool:
     return (wanted.min or 0.0) <= rate <= (1.0 if wanted.max is None else wanted.max)
 
 
-def raw_rows(config: SourceConfig, seed: int) -> tuple[list[RawRow], Functions]:
-    """Rows as they stand in their file, folder, data set or task, and the rewards that a task brings. Raises DataError."""
-    if config.path is None:
-        raise DataError(f"path is not set; give a file, a folder, a hub name or a built-in task: {', '.join(TASKS)}")
-    path = Path(config.path).expanduser()
-    task = task_of(config.path)
-    if task is not None:
-        return _task_rows(task, config, seed), task.functions
-    # Importing datasets takes a second that runs on tasks and files need not spend.
-    if is_saved(path):
-        return importlib.import_module("partita.tasks.hub").read_saved(path, config.split), ()
-    if not is_hub_name(config.path):
-        return read_path(path, config.split), ()
-    if "/" not in config.path and (near := difflib.get_close_matches(config.path, TASKS, 1)):
-        raise DataError(f"{config.path!r}: no such task, file or folder; near: {near[0]}")
-    return importlib.import_module("partita.tasks.hub").read_hub(config.path, config.subset, config.split), ()
-
-
-def rows_ahead(config: SourceConfig) -> Callable[[int], Iterator[RawRow]]:
-    """Opens a source behind its first so many rows, to be read as it goes.
-
-    Raises DataError for what can only be read whole: tasks, and files of other kinds than .jsonl and .parquet.
-    """
-    path = Path(config.path or "").expanduser()
-    if config.path is None or task_of(config.path) is not None:
-        raise DataError(f"streaming reads files and data sets, and path={config.path} is neither; leave streaming out")
-    if is_saved(path):
-        return lambda skip: importlib.import_module("partita.tasks.hub").stream_saved(path, config.split, skip)
-    if is_hub_name(config.path):
-        hub = importlib.import_module("partita.tasks.hub")
-        return lambda skip: hub.stream_hub(config.path, config.subset, config.split, skip)
-    files = files_of(path, config.split)
-    if whole := [file.name for file in files if kind_of(file) not in GROWING]:
-        raise DataError(f"streaming: {whole[0]} can only be read whole; make it a .jsonl or .parquet file")
-    return lambda skip: rows_after(files, skip)
-
-
-def is_saved(path: Path) -> bool:
-    """Whether a folder was written by `save_to_disk` of `datasets`."""
-    return path.is_dir() and any((path / name).exists() for name in ("dataset_dict.json", "state.json"))
-
-
-def task_of(path: str) -> Task | None:
-    """The task that a data section's `path` names, None where it names something else. Raises DataError."""
-    try:
-        return None if Path(path).expanduser().is_file() else find_task(path)
-    except LoadError as error:
-        raise DataError(str(error)) from error
-
-
-def is_hub_name(path: str) -> bool:
-    """Whether a `path` that names no task names a data set of the hub: it is neither there nor called like a file."""
-    place = Path(path).expanduser()
-    return not place.exists() and kind_of(place) is None
-
-
-def _task_rows(task: Task, config: SourceConfig, seed: int) -> list[RawRow]:
-    splits: dict[str, Split] = {"train": "train", "test": "test", "valid": "test", "validation": "test"}
-    if config.split not in splits:
-        raise DataError(f"split={config.split!r}: task {task.name!r} has the splits train and test")
-    try:
-        rows = task.rows(splits[config.split], config.size, seed)
-    except ValueError as error:
-        raise DataError(str(error)) from error
-    return [RawRow(f"{task.name} [{config.split}] row {number}", row) for number, row in enumerate(rows, 1)]
+def bad_row(raw: RawRow, error: ValueError) -> str:
+    """What is wrong with a row, on a line of bounded length: its values may be endless."""
+    told = f"{raw.where}: {error}"
+    return told if len(told) <= _LONGEST else f"{told[: _LONGEST - 3]}..."
 
 
 def told_bad_rows(bad: Sequence[str], good: int) -> str:
     """The first of the complaints, how many there are beside `good` rows, and what leaves them out."""
     more = f"\n  and {len(bad) - _SHOWN} more" if len(bad) > _SHOWN else ""
-    hint = "; on_bad_row=drop leaves them out" if good else ""
+    hint = "; on_bad_row=skip leaves them out" if good else ""
     listed = "\n  ".join(bad[:_SHOWN])
     return f"{len(bad)} of {len(bad) + good} rows cannot be used{hint}:\n  {listed}{more}"

@@ -12,7 +12,7 @@ import io
 import json
 import re
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,8 @@ GROWING = (".jsonl", ".ndjson", ".parquet")
 """Kinds that are read as they go; the others are read whole."""
 _SPLIT_NAMES = ("train", "test", "validation", "valid", "val", "dev", "eval")
 _BATCH = 1024  # rows of a Parquet file that are turned into objects at once
+_DEEPEST = 100
+"""Levels of lists and objects in a row: far more than any has, and few enough for all that is done with rows."""
 _INT = re.compile(r"0|-?[1-9][0-9]{0,17}")
 
 
@@ -56,6 +58,16 @@ class _Skip:
         passed = 0 < rows <= self.left
         self.left -= rows if passed else 0
         return passed
+
+
+def place_of(path: str) -> Path:
+    """A path of a config, `~` filled in. Raises DataError for one that no file can have."""
+    try:
+        place = Path(path).expanduser()
+        place.exists()
+    except (OSError, RuntimeError) as error:  # RuntimeError: a user that there is none of
+        raise DataError(f"{path[:200]}: cannot be a path: {error}") from error
+    return place
 
 
 def kind_of(path: Path) -> str | None:
@@ -98,7 +110,7 @@ def rows_after(files: Sequence[Path], rows: int) -> Iterator[RawRow]:
 
 
 def _files_of_split(folder: Path, split: str) -> list[Path]:
-    files = sorted(file for file in folder.rglob("*") if kind_of(file) and file.is_file())
+    files = sorted(file for file in folder.rglob("*") if kind_of(file) and file.is_file() and not _hidden(file, folder))
     if not files:
         raise DataError(f"{folder}: no {', '.join(SUFFIXES)} file in this folder")
     named = {file: _split_of(file, folder) for file in files}
@@ -109,6 +121,11 @@ def _files_of_split(folder: Path, split: str) -> list[Path]:
         listed = ", ".join(str(file.relative_to(folder)) for file in files[:8])
         raise DataError(f"{folder}: no file of split {split!r}; the folder has {listed}")
     return chosen
+
+
+def _hidden(file: Path, folder: Path) -> bool:
+    """Whether the file or a folder above it is hidden: copies that editors and downloads keep, which would be rows twice."""
+    return any(part.startswith(".") for part in file.relative_to(folder).parts)
 
 
 def _split_of(file: Path, folder: Path) -> str | None:
@@ -201,19 +218,51 @@ def _single(found: Any, file: Path) -> Any:
 def _is_json(text: str) -> bool:
     try:
         json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return False
     return True
 
 
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object whose names are all there once: of two values, JSON's reader would lose the first in silence."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in found if names.count(name) > 1)
+        raise DataError(f"an object with {twice!r} twice; keep one of the two")
+    return found
+
+
+_JSON = json.JSONDecoder(object_pairs_hook=_once)
+
+
 def _parse(text: str) -> Any:
     try:
-        return json.loads(text)
+        found = _JSON.decode(text)
     except json.JSONDecodeError as error:
         line = f" (line {error.lineno})" if error.lineno > 1 else ""
         raise DataError(f"broken JSON{line}: {error.msg} at column {error.colno}") from error
     except RecursionError as error:
-        raise DataError("broken JSON: nested too deeply") from error
+        raise DataError(f"nested deeper than {_DEEPEST} levels") from error
+    except DataError:
+        raise
+    except ValueError as error:  # Python reads no number of so many digits
+        raise DataError("a number of thousands of digits; write it as text") from error
+    if text.count("[") + text.count("{") > _DEEPEST and _is_deep(found):
+        raise DataError(f"nested deeper than {_DEEPEST} levels")
+    return found
+
+
+def _is_deep(value: Any) -> bool:
+    level = [value]
+    for _ in range(_DEEPEST):
+        level = [below for one in level for below in _below(one)]
+    return bool(level)
+
+
+def _below(value: Any) -> Iterable[Any]:
+    """What a list or an object holds."""
+    return value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
 
 
 def _object(value: Any) -> dict[str, Any]:
@@ -240,12 +289,19 @@ def _csv(file: Path, skip: _Skip) -> Iterator[RawRow]:
     if not rows:
         return
     (_, header), *body = rows
-    if twice := [name for name in dict.fromkeys(header) if header.count(name) > 1]:
-        raise DataError(f"{file}: the header names {', '.join(map(repr, twice))} twice")
+    _check_header(header, file)
     columns = [_typed([cells[at] for _, cells in body if len(cells) == len(header)]) for at in range(len(header))]
     for number, (line, cells) in enumerate(body, 1):
         if not skip.over():
             yield _record(header, columns, cells, f"{file.name} row {number}", f"{file}:{line}")
+
+
+def _check_header(header: Sequence[str], file: Path) -> None:
+    if len(header) == 1 and (other := next((mark for mark in ";\t|" if mark in header[0]), None)):
+        cure = "write it with commas, or with tabs as .tsv"
+        raise DataError(f"{file}: one column, {header[0]!r}: its cells seem to be separated by {other!r}; {cure}")
+    if twice := [name for name in dict.fromkeys(header) if header.count(name) > 1]:
+        raise DataError(f"{file}: the header names {', '.join(map(repr, twice))} twice")
 
 
 def _record(header: list[str], columns: list[Callable[[str], Any]], cells: list[str], where: str, place: str) -> RawRow:

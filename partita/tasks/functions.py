@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import os
+import signal
 import sys
 import traceback
 import zlib
@@ -55,8 +56,8 @@ def _named_module(where: str, name: str) -> ModuleType:
 
 
 def _file_module(path: Path) -> ModuleType:
-    path = path.expanduser().resolve()
-    if not path.is_file():
+    path = Path(os.path.expanduser(path)).resolve()  # unlike Path's own, no error for a user that there is none of
+    if not os.path.isfile(path):
         raise LoadError(f"{path}: no such file")
     # A name of its own: a reward file called math.py must not replace the standard module.
     name = f"_partita_{path.stem}_{zlib.crc32(str(path).encode()):08x}"
@@ -77,12 +78,27 @@ def _file_module(path: Path) -> ModuleType:
     return module
 
 
+def ending(code: int) -> str:
+    """An exit code in words: `exit code 1`, `signal 9 (SIGKILL)`."""
+    if code >= 0:
+        return f"exit code {code}"
+    names = {one.value: f" ({one.name})" for one in signal.Signals}  # not all numbers of signals have one
+    return f"signal {-code}{names.get(-code, '')}"
+
+
 def error_text(error: BaseException, limit: int = 4000) -> str:
     """A one-line summary, then the traceback; the middle of a very long one is left out."""
-    summary = f"{type(error).__name__}: {error}".split("\n", 1)[0][:300]
+    summary = f"{type(error).__name__}: {_said(error)}".split("\n", 1)[0][:300]
     if isinstance(error, ReturnedError):
         return summary.removeprefix("ReturnedError: ")
     trace = "".join(traceback.format_exception(error)).rstrip()
     if len(trace) > limit:
         trace = f"{trace[: limit // 2]}\n...\n{trace[-limit // 2 :]}"
     return f"{summary}\n{trace}"
+
+
+def _said(error: BaseException) -> str:
+    try:
+        return str(error)
+    except Exception:  # an error of the user's own kind, whose __str__ fails
+        return "its message cannot be shown"

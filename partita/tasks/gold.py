@@ -27,16 +27,21 @@ def gold_text(value: object, column: str) -> str:
     """A gold answer as text; numbers in their shortest form, 42.0 as "42". Raises DataError for anything else."""
     if isinstance(value, str) and value.strip():
         return value.strip()
-    if isinstance(value, int | float | Decimal) and not isinstance(value, bool) and math.isfinite(value):
+    if isinstance(value, int) and not isinstance(value, bool):
+        return str(value)
+    if isinstance(value, float | Decimal) and math.isfinite(value):
         return str(int(value)) if value == int(value) else str(value)
     what = "null" if value is None else "empty" if value == "" else f"{value!r} ({type(value).__name__})"
     raise DataError(f"{column!r} is {what[:120]}; a gold answer must be text or a number")
 
 
 def after_hashes(text: str, column: str) -> str:
-    """What follows the last ####, without commas. Raises DataError where nothing does."""
+    """What follows the last ####, without commas. Raises DataError where nothing does, or several lines do."""
     _, hashes, gold = text.rpartition("####")
     gold = gold.strip().replace(",", "")
+    if hashes and "\n" in gold:
+        what = f"{column!r} has {gold[:60]!r} after its last ####, which is a heading and no answer"
+        raise DataError(f"{what}; set columns.answer to the column with the answer alone, or answer_format")
     if hashes and gold:
         return gold
     if not hashes and len(text) < 40 and text.replace(",", "").lstrip("-").replace(".", "", 1).isdigit():

@@ -5,12 +5,29 @@ Left out: images and other parts that are not text, and layouts that name things
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from partita.tasks.files import DataError
 
 Message = dict[str, Any]
+Turn = tuple[Message, bool]
+"""A message, and whether it is learned."""
+_LISTED = re.compile(r"""\s*\[\s*\{\s*["'](?:role|content|from|value)["']\s*:.*\}\s*\]\s*""", re.DOTALL)
+
+
+class RowError(DataError):
+    """A row that cannot be used. reason: the kind of fault, in the same words for every row that has it."""
+
+    def __init__(self, reason: str, detail: str | None = None) -> None:
+        super().__init__(detail or reason)
+        self.reason = reason
+
+
+class NothingToLearn(RowError):
+    """A row that is in order and has nothing to learn from."""
 
 
 def read_messages(value: object, column: str) -> tuple[Message, ...]:
@@ -29,6 +46,21 @@ def check_asks(messages: Sequence[Message], column: str) -> None:
     if last not in ("user", "tool"):
         more = "; last_answer=drop leaves it out" if last == "assistant" else ""
         raise DataError(f"{column!r} ends with a message of {last!r}; a prompt ends with the user's or a tool's{more}")
+
+
+def unpacked(value: object, column: str) -> object:
+    """Messages that stand in their cell as JSON text, as in a .csv, as a list; anything else as it is.
+
+    Raises DataError for a list that Python printed, which would be asked as words.
+    """
+    if not isinstance(value, str) or not _LISTED.fullmatch(value):
+        return value
+    try:
+        return json.loads(value)
+    except ValueError as error:
+        raise DataError(
+            f"{column!r} holds messages as text that is no JSON ({error}); write them with json.dumps"
+        ) from error
 
 
 def read_chat(value: object, column: str) -> tuple[Message, ...]:
@@ -78,13 +110,16 @@ def read_message(value: object, where: str) -> Message:
     if not isinstance(content, str):
         what = "no content" if content is None else f"content of type {type(content).__name__}, not text"
         raise DataError(f"{where} ({role}) has {what}")
-    try:
-        content.encode()
-    except UnicodeEncodeError as error:
-        raise DataError(
-            f"{where} ({role}) has half a character at {error.start}: a lone surrogate is no text"
-        ) from error
+    check_text(content, f"{where} ({role})")
     return {**message, "content": content}
+
+
+def check_text(text: str, where: str) -> None:
+    """Raises DataError for half a character, which JSON can hold and no tokenizer reads."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise DataError(f"{where} has half a character at {error.start}: a lone surrogate is no text") from error
 
 
 def _joined(parts: Sequence[object], where: str) -> object:

@@ -23,8 +23,9 @@ from partita.tasks.conversations import (
     RowError,
     RowReader,
 )
-from partita.tasks.dataset import raw_rows, told_bad_rows
+from partita.tasks.dataset import bad_row, told_bad_rows
 from partita.tasks.files import DataError, RawRow
+from partita.tasks.paths import raw_rows
 from partita.tasks.rendering import PromptError
 from partita.tasks.settings import SourceConfig
 from partita.tasks.split import digest, divided
@@ -65,7 +66,7 @@ class OfflineDataConfig:
     )
     system: str | None = key(None, "a system message before every conversation")
     dedup: bool = key(False, "keep only the first of equal rows")
-    on_bad_row: Literal["error", "drop"] = key(
+    on_bad_row: Literal["error", "skip"] = key(
         "error",
         "a row that cannot be read: stop, or leave out and count; rows with nothing to learn (an empty answer, both "
         "answers the same) are always left out and counted",
@@ -224,7 +225,7 @@ def _load(
 
 def _raw(config: OfflineDataConfig, seed: int) -> Sequence[RawRow]:
     source = SourceConfig(path=config.path, split=config.split, subset=config.subset, size=config.size)
-    rows, _ = raw_rows(source, seed)
+    rows = raw_rows(source, seed).rows
     if not rows:
         raise DataError(f"{config.path}: no rows")
     return rows
@@ -258,7 +259,7 @@ class _Intake(Generic[R]):
         except NothingToLearn as error:
             return self._drop(error.reason, raw.where)
         except (DataError, PromptError) as error:
-            self.bad.append(f"{raw.where}: {error}")
+            self.bad.append(bad_row(raw, error))
             return self._drop(error.reason if isinstance(error, RowError) else "unusable", self.bad[-1])
         self._read += 1
         self._seen.add(name)

@@ -12,18 +12,19 @@ import re
 from collections.abc import Mapping, Sequence
 from decimal import Decimal
 from fractions import Fraction
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 import numpy as np
 
 from partita.records import Prompt
 from partita.tasks.cells import cell
-from partita.tasks.cursor import Cursor, HasUid, Ranks
+from partita.tasks.cursor import Cursor, Ranks
 from partita.tasks.dataset import MIX, rates_of
 from partita.tasks.files import DataError
 from partita.tasks.settings import DatasetConfig
 
-Item = TypeVar("Item", bound=HasUid)
+Item = TypeVar("Item")
+Item_co = TypeVar("Item_co", covariant=True)
 _NUMBER = re.compile(r"-?\d+(?:\.\d+)?")
 
 
@@ -40,12 +41,12 @@ def in_order(prompts: Sequence[Prompt], config: DatasetConfig, seed: int) -> Cur
         own = [prompt for prompt in prompts if prompt.row[MIX] == name]
         if not own:
             raise DataError(f"mix.{name}: no prompt is left of it; take it out")
-        sources[name] = Cursor(own, _seed_of(seed, name), config.shuffle, _ranks(own, config)), source.weight
+        sources[name] = Cursor(own, seed_of(seed, name), config.shuffle, _ranks(own, config)), source.weight
     return Mixed(sources)
 
 
-def _seed_of(seed: int, name: str) -> int:
-    """A seed of its own for each source: sources of equal size have different orders."""
+def seed_of(seed: int, name: str) -> int:
+    """The seed of a source: sources of equal size have different orders."""
     return seed + int.from_bytes(hashlib.blake2b(name.encode(), digest_size=7).digest(), "big")
 
 
@@ -80,6 +81,25 @@ def _difficulty(prompt: Prompt, column: str) -> float:
     return float(numbers[-1])
 
 
+class Endless(Protocol[Item_co]):
+    """A source that never ends and goes on from a saved place. left_out: rows so far that became no item."""
+
+    @property
+    def left_out(self) -> int: ...
+
+    def next(self) -> Item_co:
+        """The next item."""
+        ...
+
+    def state_dict(self) -> dict[str, Any]:
+        """The place."""
+        ...
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from there."""
+        ...
+
+
 class Mixed(Generic[Item]):
     """Several endless sources by their weights: after every draw each has given its share of all prompts to within one.
 
@@ -87,18 +107,18 @@ class Mixed(Generic[Item]):
     those that may have a further prompt, the one whose turn would be over first.
     """
 
-    def __init__(self, sources: Mapping[str, tuple[Cursor[Item], float]]) -> None:
-        self._cursors = {name: cursor for name, (cursor, _) in sources.items()}
+    def __init__(self, sources: Mapping[str, tuple[Endless[Item], float]]) -> None:
+        self._sources = {name: source for name, (source, _) in sources.items()}
         weights = {name: Fraction(str(weight)) for name, (_, weight) in sources.items()}
         whole = sum(weights.values())
         self._shares = {name: weight / whole for name, weight in weights.items()}
-        self.drawn = dict.fromkeys(self._cursors, 0)
+        self.drawn = dict.fromkeys(self._sources, 0)
 
     def next(self) -> Item:
         """The next prompt of the source whose turn it is."""
         name = self._turn()
         self.drawn[name] += 1
-        return self._cursors[name].next()
+        return self._sources[name].next()
 
     def _turn(self) -> str:
         number, margin = sum(self.drawn.values()) + 1, Fraction(1, max(2 * len(self._shares) - 2, 1))
@@ -107,12 +127,17 @@ class Mixed(Generic[Item]):
         # one source alone is always allowed
         return min(allowed or list(behind), key=lambda name: (1 - margin - behind[name]) / self._shares[name])
 
+    @property
+    def left_out(self) -> int:
+        """Of all sources."""
+        return sum(source.left_out for source in self._sources.values())
+
     def state_dict(self) -> dict[str, Any]:
         """How many prompts each source has given, its place, and the shares that this belongs to."""
         return {
             "drawn": dict(self.drawn),
             "shares": {name: str(share) for name, share in self._shares.items()},
-            "sources": {name: cursor.state_dict() for name, cursor in self._cursors.items()},
+            "sources": {name: source.state_dict() for name, source in self._sources.items()},
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -120,9 +145,9 @@ class Mixed(Generic[Item]):
         shares = {name: str(share) for name, share in self._shares.items()}
         if state.get("shares") != shares:
             raise ValueError(f"the saved data position is for shares {state.get('shares')}, this run has {shares}")
-        for name, cursor in self._cursors.items():
+        for name, source in self._sources.items():
             try:
-                cursor.load_state_dict(state["sources"][name])
+                source.load_state_dict(state["sources"][name])
             except ValueError as error:
                 raise ValueError(f"mix.{name}: {error}") from error
-        self.drawn = {name: int(state["drawn"][name]) for name in self._cursors}
+        self.drawn = {name: int(state["drawn"][name]) for name in self._sources}

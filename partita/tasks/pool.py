@@ -29,6 +29,7 @@ from threading import Lock
 from typing import Any
 
 from partita.tasks import worker
+from partita.tasks.functions import ending
 from partita.tasks.reward_call import Call, Outcome
 
 _START = (
@@ -75,12 +76,12 @@ class Nursery:
                 raise PoolError(f"reward functions cannot be loaded in a worker process: {answer['error']}")
             self._ready = True
 
-    def fork(self, memory: int) -> tuple[int, socket.socket]:
+    def fork(self) -> tuple[int, socket.socket]:
         """A new worker: its process id and the socket that it answers on."""
         ours, theirs = socket.socketpair()
         try:
             with self._lock:
-                socket.send_fds(self._control, [worker.FORK + struct.pack("!q", memory)], [theirs.fileno()])
+                socket.send_fds(self._control, [worker.FORK + struct.pack("!q", 0)], [theirs.fileno()])
                 return self._number(), ours
         except OSError as error:
             ours.close()
@@ -151,7 +152,8 @@ class _Worker:
 class Pool:
     """At most `processes` workers for a fixed list of functions, all names or all objects.
 
-    memory_gb: what a call may add to what is loaded already; None for no limit.
+    memory_gb: what a call may add to what is loaded already; None for no limit. own_memory_gb: the same of single functions, by
+    their number.
     """
 
     def __init__(
@@ -161,9 +163,11 @@ class Pool:
         processes: int,
         memory_gb: float | None,
         start_seconds: float = 60.0,
+        own_memory_gb: Mapping[int, float] | None = None,
     ) -> None:
         self._nursery = Nursery(functions)
-        self._memory = 0 if memory_gb is None else int(memory_gb * 2**30)
+        self._own = dict(own_memory_gb or {})
+        self._limits = [_bytes(self._own.get(which, memory_gb)) for which in range(len(functions))]
         self._start_seconds = start_seconds
         self._closed = False
         # Last in, first out, so that a few busy workers serve a light load; None is room for one that was not started.
@@ -185,7 +189,7 @@ class Pool:
         Waiting for a free worker does not count against `seconds`. Raises PoolError when there are no workers any more.
         """
         try:
-            frame = pickle.dumps(call.as_tuple())
+            frame = pickle.dumps((self._limits[call.which], *call.as_tuple()))
         except Exception as error:
             why = f"arguments cannot be sent to a worker process: {type(error).__name__}: {error}"
             return [Outcome(None, error=why)] * call.count
@@ -194,28 +198,28 @@ class Pool:
         try:
             if self._closed:
                 raise PoolError("the reward workers are closed")
-            mine = mine or _Worker(*self._nursery.fork(self._memory))
+            mine = mine or _Worker(*self._nursery.fork())
             answer = _exchange(mine.channel, frame, seconds)
             if answer is not None and not answer.get("memory"):
                 return _outcomes(answer, call.count)
             gone, mine = mine, None
-            return [self._bury(gone, answer, seconds)] * call.count
+            return [self._bury(gone, answer, seconds, call.which)] * call.count
         finally:
             self._idle.put(mine)
 
-    def _bury(self, gone: _Worker, answer: Mapping[str, Any] | None, seconds: float) -> Outcome:
+    def _bury(self, gone: _Worker, answer: Mapping[str, Any] | None, seconds: float, which: int) -> Outcome:
         """End a worker that is not fit for another call, and say why."""
         hung_up = answer is None and _hung_up(gone.channel)
         gone.channel.close()
         code = self._nursery.end(gone.pid)
         if answer is not None:  # out of memory: what is left of the worker cannot be trusted
-            limit = f"memory beyond reward.memory_gb={self._memory / 2**30:g}\n"
+            where = "its own memory_gb" if which in self._own else "reward.memory_gb"
+            limit = f"memory beyond {where}={self._limits[which] / 2**30:g}\n"
             return Outcome(None, error=limit + str(answer["error"]))
         if not hung_up:
             why = f"no result within {seconds:g} seconds (reward.timeout_seconds)"
             return Outcome(None, error=why, timed_out=True, again=True)
-        how = f"exit code {code}" if code >= 0 else f"signal {-code} ({signal.Signals(-code).name})"
-        return Outcome(None, error=f"the worker process ended during the call: {how}", again=True)
+        return Outcome(None, error=f"the worker process ended during the call: {ending(code)}", again=True)
 
     def close(self) -> None:
         """End all processes, running calls included."""
@@ -226,6 +230,10 @@ class Pool:
                     idle.channel.close()
         self._idle.put(None)  # wakes a waiting call, which sees that the pool is closed
         self._nursery.close()
+
+
+def _bytes(gigabytes: float | None) -> int:
+    return 0 if gigabytes is None else int(gigabytes * 2**30)
 
 
 def _outcomes(answer: Mapping[str, Any], count: int) -> list[Outcome]:

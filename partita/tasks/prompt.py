@@ -99,7 +99,7 @@ class Sieve:
             raise PromptError(
                 f"{len(self.long)} of {total} prompts are too long; row {uid} has {length} tokens, at most "
                 f"{max(self.limit, 0)} are allowed ({self.why}); {cure}"
-                + (", or set too_long=drop" if self.kept else "")
+                + (", or set too_long=skip" if self.kept else "")
             )
         if not self.kept:
             longest = max(self.short)[0] if self.short else 0
@@ -130,7 +130,7 @@ def render_prompts(
 
     Raises PromptError when the model has no chat template, a template refuses a row, a prompt starts with two BOS or
     has no token at all, and for prompts that are too long: each of them with too_long=error, all of them with
-    too_long=drop.
+    too_long=skip.
     """
     try:
         rendering = rendering_of(tokenizer, config)

@@ -75,7 +75,7 @@ def _counted(line: str, where: str) -> tuple[str, int, int]:
     try:
         found = json.loads(line)
         prompt, tries, right = found["prompt"], found["tries"], found["right"]
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise DataError(f"{where}: not a line of {{prompt, tries, right}}: {line[:80]!r}") from error
     if not isinstance(prompt, str) or type(tries) is not int or type(right) is not int or not 0 <= right <= tries:
         raise DataError(f"{where}: {right!r} right of {tries!r} tries is no count")

@@ -9,12 +9,11 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 from partita.tasks.cells import MISSING, cell, near_column, required
 from partita.tasks.conversations import instructed, question_in
-from partita.tasks.files import DataError, RawRow, read_path
+from partita.tasks.files import DataError, RawRow, place_of, read_path
 from partita.tasks.gold import Format, gold_of
 from partita.tasks.messages import Message
 from partita.tasks.settings import BOXED_INSTRUCTION, SourceConfig
@@ -81,7 +80,7 @@ class Reader:
     def shown(self, examples: str | list[dict[str, Any]] | None) -> tuple[Message, ...]:
         """Rows as turns of a user and an assistant. Raises DataError naming the row."""
         raw = examples or ()
-        rows = read_path(Path(raw).expanduser(), "train") if isinstance(raw, str) else _inline(raw)
+        rows = read_path(place_of(raw), "train") if isinstance(raw, str) else _inline(raw)
         turns = list[Message]()
         for row in rows:
             try:
@@ -160,11 +159,16 @@ class Reader:
 def filled(template: str, values: Mapping[str, Any]) -> str:
     """The template with the values of columns at their places, lists and numbers as Python writes them.
 
-    Raises DataError for a column that the row does not have.
+    Raises DataError for a column that the row does not have, or that is null.
     """
 
     def put(found: re.Match[str]) -> str:
-        return f"{{{found[1]}}}" if found[1] else str(required(values, found[2]))
+        if found[1]:
+            return f"{{{found[1]}}}"
+        value = required(values, found[2])
+        if value is None:
+            raise DataError(f"{found[2]!r} is null, and template needs it")
+        return str(value)
 
     return _PLACES.sub(put, template)
 

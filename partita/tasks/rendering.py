@@ -109,17 +109,19 @@ class Rendering:
             return ""
 
     def _batch(self, rows: Sequence[TaskRow]) -> list[list[int]]:
-        if self.prefill or any(row.templated for row in rows):
-            texts = [self._whole(row) for row in rows]
-            return [list(ids) for ids in self.tokenizer(texts, add_special_tokens=False, verbose=False)["input_ids"]]  # pyright: ignore[reportGeneralTypeIssues, reportArgumentType]
         try:
             return self._apply(rows)
+        except PromptError:
+            raise
         except (TemplateError, TypeError, ValueError) as error:
             if len(rows) == 1:
                 raise PromptError(f"row {rows[0].uid}: the chat template refuses it: {error}") from error
             return [ids for row in rows for ids in self._batch([row])]
 
     def _apply(self, rows: Sequence[TaskRow]) -> list[list[int]]:
+        if self.prefill or any(row.templated for row in rows):
+            texts = [self._whole(row) for row in rows]
+            return [list(ids) for ids in self.tokenizer(texts, add_special_tokens=False, verbose=False)["input_ids"]]  # pyright: ignore[reportGeneralTypeIssues, reportArgumentType]
         ids = self.tokenizer.apply_chat_template(
             [list(row.messages) for row in rows],
             chat_template=self.template,

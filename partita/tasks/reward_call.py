@@ -118,7 +118,7 @@ def finite(value: object, what: str) -> float:
     """The value as a float. Raises ReturnedError, which begins with `what`, for anything but one finite number."""
     if getattr(value, "shape", None) == (1,):  # an array or tensor of one number
         value = cast("Any", value)[0]
-    if not isinstance(value, SupportsFloat):
+    if isinstance(value, str | bytes) or not isinstance(value, SupportsFloat):  # numpy's texts have __float__
         raise ReturnedError(f"{what} {short(value)} ({type(value).__name__}); expected one finite number")
     try:
         number = float(value)
@@ -131,7 +131,10 @@ def finite(value: object, what: str) -> float:
 
 def short(value: object) -> str:
     """How a message shows a value."""
-    text = repr(value)
+    try:
+        text = repr(value)
+    except Exception:  # an object of the user's own kind, whose __repr__ fails
+        text = "what cannot be shown"
     return text if len(text) <= 80 else text[:77] + "..."
 
 

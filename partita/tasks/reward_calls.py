@@ -49,11 +49,13 @@ class Calls:
         names = [name for i in self._in_workers if isinstance(name := given[i], str)]
         # One process cannot be both fresh and forked: with an object among them, all of them are forked.
         by_name = len(names) == len(self._in_workers)
+        memory = {which: self._functions[i].options.memory_gb for which, i in enumerate(self._in_workers)}
         return Pool(
             names if by_name else [self._functions[i].function for i in self._in_workers],
             processes=self._config.processes,
             memory_gb=self._config.memory_gb,
             start_seconds=self._config.start_seconds,
+            own_memory_gb={which: limit for which, limit in memory.items() if limit is not None},
         )
 
     def start(self) -> None:
@@ -69,6 +71,8 @@ class Calls:
             call = bound.call(which, answers, state)
         except RewardSetupError as error:
             return [Outcome(None, error=str(error))] * len(answers)
+        except Exception as error:  # a value of the row that cannot be copied
+            return [Outcome(None, error=f"cannot be given this row: {error_text(error)}")] * len(answers)
         cached = self._config.cache if bound.options.cache is None else bound.options.cache
         return await (self._remembered(bound, call) if cached else self._tried(bound, call))
 
@@ -133,14 +137,21 @@ async def _await(bound: RewardFunction, call: Call, seconds: float) -> list[Outc
     try:
         async with limit:
             return await run_awaited(bound.function, call)
-    except PoolError:
-        raise
-    except Exception as error:  # see _call_here; a cancelled run still ends, as that is no Exception
+    except BaseException as error:  # see _call_here; also SystemExit, with which a reward would end the run in silence
+        if _must_travel(error):
+            raise
         if limit.expired():
             why = f"no result within {seconds:g} seconds (reward.timeout_seconds)"
             return [Outcome(None, error=why, timed_out=True, again=True)] * call.count
         return _failed(error, call)
 
 
-def _failed(error: Exception, call: Call) -> list[Outcome]:
+def _must_travel(error: BaseException) -> bool:
+    """Whether an error is not the reward's own: workers that are gone, a key that was pressed, a run that is cancelled."""
+    task = asyncio.current_task()
+    cancelled = isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling() > 0
+    return cancelled or isinstance(error, PoolError | KeyboardInterrupt)
+
+
+def _failed(error: BaseException, call: Call) -> list[Outcome]:
     return [Outcome(None, error=error_text(error), again=not isinstance(error, ReturnedError))] * call.count

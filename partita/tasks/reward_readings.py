@@ -42,6 +42,8 @@ async def run_awaited(function: Callable[..., Awaitable[Any]], call: Call) -> li
 
 def _read(call: Call, log: Log, returned: object) -> list[Outcome]:
     if inspect.isawaitable(returned):
+        if inspect.iscoroutine(returned):
+            returned.close()  # else Python warns of each that it was never awaited
         raise ReturnedError("returned an awaitable: declare the function with `async def` so that it is awaited")
     return log.added_to(READERS[call.reader](returned, call.count))
 

@@ -36,8 +36,8 @@ class SourceConfig:
     path: str | None = key(
         None,
         "a .jsonl, .json, .csv, .tsv or .parquet file (text also packed, as .jsonl.gz), a folder of them, a built-in task "
-        "(largest, addition, multiplication, letters, subtraction_stories), your own task as path/file.py:task or "
-        "package.module:task, or a data set name on the hub",
+        "(largest, addition, multiplication, letters, subtraction_stories), one of reasoning-gym as reasoning_gym/gcd, your "
+        "own as path/file.py:task or package.module:task, or a data set name on the hub",
     )
     split: str = key("train", "which split of a task, folder or hub data set")
     subset: str | None = key(None, "which configuration of a hub data set that has several (main for openai/gsm8k)")
@@ -79,7 +79,7 @@ class SourceConfig:
         "which rows to use, by column: {level: 3}, {level: [1, 2]}, {level: {min: 1, max: 3}}; all must hold",
     )
     dedup: bool = key(False, "keep only the first of rows with the same prompt and answer")
-    on_bad_row: Literal["error", "drop"] = key(
+    on_bad_row: Literal["error", "skip"] = key(
         "error", "a row that cannot be read, or without a usable prompt or answer: stop, or leave out and count"
     )
 
@@ -104,7 +104,7 @@ class PassRatesConfig:
     files: list[str] = key_factory(list, "pass_rates.jsonl of run folders; counts of the same prompt are added up")
     min: float | None = key(None, "leave out prompts that were right less often, 0 to 1", ge=0, le=1)
     max: float | None = key(None, "leave out prompts that were right more often, 0 to 1", ge=0, le=1)
-    unseen: Literal["keep", "drop"] = key("keep", "prompts that no file has counted")
+    unseen: Literal["keep", "skip"] = key("keep", "prompts that no file has counted")
 
     def __post_init__(self) -> None:
         if not self.files and (self.min is not None or self.max is not None or self.unseen != "keep"):
@@ -154,8 +154,8 @@ class DatasetConfig(SourceConfig):
     max_length: int | None = key(
         None, "longest prompt in tokens, chat template included; null for as long as the context allows", ge=1
     )
-    too_long: Literal["error", "drop"] = key(
-        "drop", "a longer prompt: stop, or leave out and count; prompts are never cut"
+    too_long: Literal["error", "skip"] = key(
+        "skip", "a longer prompt: stop, or leave out and count; prompts are never cut"
     )
     prefill: str | None = key(
         None, "the assistant's first words; they belong to the prompt: sampled from, not trained, not in the response"
@@ -179,6 +179,11 @@ class DatasetConfig(SourceConfig):
         if self.streaming:
             self._check_streaming()
 
+    def source(self, name: str) -> DatasetConfig:
+        """The section as it would be with one source of `mix` alone."""
+        own = {one.name: getattr(self.mix[name], one.name) for one in fields(SourceConfig)}
+        return replace(self, mix={}, **own)
+
     def read_alike(self, **changed: Any) -> DatasetConfig:
         """The section for other rows, which are read and shown in the same way: without all that chooses or orders the rows
         that are trained on.
@@ -190,10 +195,12 @@ class DatasetConfig(SourceConfig):
         return replace(self, **(plain | changed))
 
     def _check_streaming(self) -> None:
+        several = [self, *self.mix.values()]
         whole = {
-            "mix": bool(self.mix), "held_out": self.held_out > 0, "curriculum": self.curriculum is not None,
-            "size": self.size is not None, "dedup": self.dedup,
-        }  # fmt: skip
+            "curriculum": self.curriculum is not None,
+            "size": any(one.size is not None for one in several),
+            "dedup": any(one.dedup for one in several),
+        }
         if named := [name for name, there in whole.items() if there]:
             raise ValueError(f"streaming with {', '.join(named)}: that needs all rows at once; drop one of the two")
 

@@ -1,103 +1,51 @@
 """Prompts of a source that is too large for memory: read, shuffled and rendered a block of rows at a time.
 
 The order within a block depends on (seed, epoch, block) and nothing else, so a resumed run opens the source at its block and
-goes on at the very prompt. How a row is read is decided by the first block. Left out: what needs all rows at once (several
-sources, a curriculum, rows held out, equal rows merged).
+goes on at the very prompt. Left out: reading (`tasks.dataset.Blocks`), and what needs all rows at once: a curriculum, equal
+rows merged.
 """
 
 from __future__ import annotations
 
 import hashlib
-import warnings
 from collections.abc import Sequence
-from itertools import islice
 from typing import Any
 
 import numpy as np
 
 from partita.records import Prompt
 from partita.tasks.cursor import epoch_order
-from partita.tasks.dataset import (
-    Intake,
-    TaskRow,
-    TaskRows,
-    is_wanted,
-    judged_by,
-    rates_of,
-    readable_rows,
-    rows_ahead,
-)
-from partita.tasks.files import DataError, RawRow
-from partita.tasks.filters import checked_tests, fits
+from partita.tasks.dataset import Blocks, of_source
+from partita.tasks.files import DataError
+from partita.tasks.order import Mixed, seed_of
 from partita.tasks.prompt import PromptError, Sieve
-from partita.tasks.reading import Reader
 from partita.tasks.settings import DatasetConfig
 
 
-class Rows:
-    """The task rows of a source, block by block. Raises DataError when made, for a source that cannot be streamed or read."""
+def stream_of(config: DatasetConfig, sieve: Sieve, seed: int) -> Stream | Mixed[Prompt]:
+    """The endless source of a section's prompts; of several sources each is read as it goes, and drawn from by its weight.
 
-    def __init__(self, config: DatasetConfig) -> None:
-        self._config, self._rates = config, rates_of(config)
-        self._open = rows_ahead(config)
-        self._at, self._rest = 0, self._open(0)
-        self._head = self._raw(0)
-        readable = readable_rows(self._head, config)
-        self._tests = checked_tests(readable, config.where, whole=False)
-        self.reader = Reader.of([row for row in readable if fits(row, self._tests)] or readable, config)
-        self.functions, self.bad = judged_by(self.reader, readable), 0
-
-    def block(self, number: int) -> list[TaskRow] | None:
-        """The usable rows of a block, counted from 0; None behind the end. Raises DataError for a bad row, unless
-        on_bad_row=drop, which warns of the first.
-        """
-        raw = self._head if number == 0 else self._raw(number)
-        if not raw:
-            return None
-        intake = Intake(self.reader)
-        first = number * self._config.buffer_rows + 1
-        for at, row in enumerate(raw, first):
-            if fits(row, self._tests):
-                intake.take(at, row)
-        if intake.bad and self._config.on_bad_row == "error":
-            intake.check()
-        if intake.bad and not self.bad:
-            warnings.warn(
-                f"left out (on_bad_row=drop), the first of {self._config.path}: {intake.bad[0]}", stacklevel=2
-            )
-        self.bad += len(intake.bad)
-        if not self._config.pass_rates.files:
-            return intake.rows
-        return [row for row in intake.rows if is_wanted(row, self._config.pass_rates, self._rates)]
-
-    def _raw(self, number: int) -> list[RawRow]:
-        """The rows of a block: those that come next, or behind a place further on."""
-        if number != self._at:
-            self._at, self._rest = number, self._open(number * self._config.buffer_rows)
-        self._at += 1
-        return list(islice(self._rest, self._config.buffer_rows))
-
-
-def load_head(config: DatasetConfig, *, section: str = "train_dataset") -> TaskRows:
-    """What the first block says of a source: its rows, for checks before anything is sampled. Raises DataError."""
-    try:
-        rows = Rows(config)
-        head = rows.block(0) or []
-    except DataError as error:
-        raise DataError(f"{section}: {error}") from error.__cause__
-    notes = (
-        *rows.reader.notes(),
-        f"{config.path}: read as it goes, {config.buffer_rows} rows at a time; these are the first",
-    )
-    return TaskRows(tuple(head), rows.functions, notes)
+    Raises DataError for a source that cannot be streamed or read.
+    """
+    if not config.mix:
+        return Stream(config, sieve, seed)
+    sources = dict[str, tuple[Stream, float]]()
+    for name, source in config.mix.items():
+        try:
+            sources[name] = Stream(config.source(name), sieve, seed_of(seed, name), name), source.weight
+        except DataError as error:
+            raise DataError(f"mix.{name}: {error}") from error.__cause__
+    return Mixed(sources)
 
 
 class Stream:
-    """An endless source of prompts; its state is a place. left_out: prompts of the wrong length since the process began."""
+    """An endless source of prompts; its state is a place. left_out: rows so far that could not be used, and prompts of the wrong
+    length. name: of the source, where there are several.
+    """
 
-    def __init__(self, config: DatasetConfig, sieve: Sieve, seed: int) -> None:
-        self._config, self._sieve, self._seed = config, sieve, seed
-        self._rows = Rows(config)
+    def __init__(self, config: DatasetConfig, sieve: Sieve, seed: int, name: str | None = None) -> None:
+        self._config, self._sieve, self._seed, self._name = config, sieve, seed, name
+        self._blocks = Blocks(config)
         self.epoch, self.block, self.position, self.left_out = 0, 0, 0, 0
         self._prompts = list[Prompt]()
         self._order: Sequence[int] = ()
@@ -124,14 +72,15 @@ class Stream:
 
     def _fill(self) -> bool:
         """Render the block; False behind the end."""
-        rows = self._rows.block(self.block)
-        self._prompts = [] if rows is None else self._sieve.prompts(rows)
+        before, rows = self._blocks.bad, self._blocks.block(self.block)
+        named = rows or [] if self._name is None else [of_source(row, self._name) for row in rows or []]
+        self._prompts = self._sieve.prompts(named)
         if self._sieve.long and self._config.too_long == "error":
             length, uid = self._sieve.long[0]
             raise PromptError(
                 f"row {uid} has {length} tokens, at most {self._sieve.limit} are allowed ({self._sieve.why})"
             )
-        self.left_out += len(self._sieve.long) + len(self._sieve.short)
+        self.left_out += self._blocks.bad - before + len(self._sieve.long) + len(self._sieve.short)
         self._sieve.long.clear()
         self._sieve.short.clear()
         size = len(self._prompts)
@@ -141,7 +90,8 @@ class Stream:
 
     def state_dict(self) -> dict[str, Any]:
         """The place, and what it belongs to."""
-        return {"epoch": self.epoch, "block": self.block, "position": self.position, **self._identity()}
+        place = {"epoch": self.epoch, "block": self.block, "position": self.position, "left_out": self.left_out}
+        return place | self._identity()
 
     def _identity(self) -> dict[str, Any]:
         return {
@@ -158,3 +108,4 @@ class Stream:
                 )
         self.epoch, self.block, self.position = int(state["epoch"]), int(state["block"]), int(state["position"])
         self._fill()
+        self.left_out = int(state["left_out"])  # with those of this block, which was counted before

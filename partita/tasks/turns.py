@@ -20,7 +20,7 @@ from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
 
 from partita.records import Row
-from partita.tasks.conversations import Conversation
+from partita.tasks.conversations import Conversation, NothingToLearn
 from partita.tasks.dataset import TaskRow
 from partita.tasks.messages import Message
 from partita.tasks.rendering import BETWEEN, PromptError, bare_ids, template_of
@@ -117,7 +117,9 @@ class Turns:
     def _text(self, text: str) -> Row:
         """A text, with what the tokenizer itself puts before one, and the end; nothing predicts its first token."""
         ids = list(self.tokenizer(text, verbose=False)["input_ids"])  # pyright: ignore[reportArgumentType]
-        ids += [] if ids[-1] in self.stop_ids else [self.end_id]
+        ids += [] if ids[-1:] and ids[-1] in self.stop_ids else [self.end_id]
+        if len(ids) == 1:
+            raise NothingToLearn("a text that is its end and nothing else")
         return self._row(ids, [False, *[True] * (len(ids) - 1)])
 
     def _render(self, messages: Sequence[Message], *, ask: bool) -> str:
@@ -130,7 +132,10 @@ class Turns:
         return str(text)
 
     def _ids(self, text: str) -> list[int]:
-        ids = self.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
+        try:
+            ids = self.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
+        except TypeError as error:  # half a character in a field that only the template reads
+            raise PromptError(f"the tokenizer refuses its text: {error}") from error
         return list(ids)  # pyright: ignore[reportArgumentType]
 
     def _ended(self, ids: list[int]) -> list[int]:

@@ -108,7 +108,7 @@ def serve(control: socket.socket, functions: Sequence[Callable[..., Any]]) -> No
                 return
             number = struct.unpack("!q", message[1:])[0]
             if message[:1] == FORK:
-                pid = _fork(control, fds[0], functions, number, libc)
+                pid = _fork(control, fds[0], functions, libc)
                 living.add(pid)
                 control.sendall(struct.pack("!q", pid))
             elif number in living:
@@ -146,9 +146,7 @@ def end_orphans(kept: set[int]) -> None:
             end(pid)
 
 
-def _fork(
-    control: socket.socket, fd: int, functions: Sequence[Callable[..., Any]], memory: int, libc: ctypes.CDLL | None
-) -> int:
+def _fork(control: socket.socket, fd: int, functions: Sequence[Callable[..., Any]], libc: ctypes.CDLL | None) -> int:
     pid = os.fork()
     if pid:
         os.close(fd)
@@ -159,37 +157,49 @@ def _fork(
             libc.prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL))
         control.close()
         os.dup2(2, 1)  # what a reward prints must not mix with the run's own output
-        if memory > 0:
-            _limit_memory(memory)
         answer_calls(socket.socket(fileno=fd), functions)
     finally:
         os._exit(0)
 
 
-def _limit_memory(extra: int) -> None:
-    """Allow `extra` bytes of new data on top of what is there; no limit where the system does not say what that is."""
-    usage = Path("/proc/self/statm")
-    if sys.platform == "win32" or not usage.exists():
-        return
-    data = int(usage.read_text().split()[5]) * os.sysconf("SC_PAGE_SIZE")
-    resource.setrlimit(resource.RLIMIT_DATA, (data + extra, data + extra))
+class Memory:
+    """What a call may add to the data that the worker began with; nothing is limited where the system does not say what that is."""
+
+    def __init__(self) -> None:
+        usage = Path("/proc/self/statm")
+        known = sys.platform != "win32" and usage.exists()
+        self._begun = int(usage.read_text().split()[5]) * os.sysconf("SC_PAGE_SIZE") if known else None
+        self._extra = 0
+
+    def allow(self, extra: int) -> None:
+        """So many bytes from now on; 0 for no limit."""
+        if self._begun is None or extra == self._extra:
+            return
+        hard = resource.getrlimit(resource.RLIMIT_DATA)[1]
+        wanted = self._begun + extra if extra else hard
+        resource.setrlimit(
+            resource.RLIMIT_DATA, (wanted if hard == resource.RLIM_INFINITY else min(wanted, hard), hard)
+        )
+        self._extra = extra
 
 
 def answer_calls(channel: socket.socket, functions: Sequence[Callable[..., Any]]) -> None:
     """Call functions until the parent closes the channel; one call at a time."""
-    me = os.getpid()
+    me, memory = os.getpid(), Memory()
     while (frame := receive(channel)) is not None:
-        answer = json.dumps(_call(functions, frame)).encode()
+        answer = json.dumps(_call(functions, frame, memory)).encode()
         if os.getpid() != me:  # the reward forked, and this is the copy: it must not answer as well
             os._exit(0)
         send(channel, answer)
 
 
-def _call(functions: Sequence[Callable[..., Any]], frame: bytes) -> dict[str, Any]:
+def _call(functions: Sequence[Callable[..., Any]], frame: bytes, memory: Memory) -> dict[str, Any]:
     try:
-        call = Call(*pickle.loads(frame))
+        extra, *values = pickle.loads(frame)
+        memory.allow(extra)
+        call = Call(*values)
         outcomes = run(functions[call.which], call)
     except BaseException as error:  # SystemExit and MemoryError included: all of them are this call's error
-        memory = isinstance(error, MemoryError)
-        return {"error": error_text(error), "memory": memory, "raised": not isinstance(error, ReturnedError)}
+        full = isinstance(error, MemoryError)
+        return {"error": error_text(error), "memory": full, "raised": not isinstance(error, ReturnedError)}
     return {"outcomes": [(one.reward, one.parts, one.notes, one.steps) for one in outcomes]}

@@ -49,7 +49,7 @@ def test_defaults_of_a_norm():
 
 
 def test_defaults_of_the_other_sections():
-    assert DynamicSampling() == DynamicSampling("mixed_outcomes", 10, 1.0)
+    assert DynamicSampling() == DynamicSampling("mixed_outcomes", 10, 1.0, 1.0, 1, "error")
     assert BalanceConfig() == BalanceConfig("reweight", 0.5)
     assert CorrectionConfig() == CorrectionConfig("tis", None, None, None, None, "clamp", "original")
     assert KlControllerConfig() == KlControllerConfig("ziegler", None, 10000)

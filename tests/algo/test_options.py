@@ -150,6 +150,9 @@ ELSEWHERE = {
     "adv_norm.group_size": "it is compared with gconfig.n_samples",
     "reward_norm.group_size": "it is compared with gconfig.n_samples",
     "reward_norm.unit": "a reward is one number per sequence: `token` is refused",
+    "dynamic_sampling.oversample": "the rollouts start more groups",
+    "dynamic_sampling.surplus_steps": "the rollouts keep groups for the next step",
+    "dynamic_sampling.on_limit": "the rollouts end the run, or the step",
 }
 """Keys that no part of an algorithm holds, or that have one option only."""
 

@@ -174,6 +174,13 @@ def test_base_circle_and_missing_base_are_errors(tmp_path: Path) -> None:
         load_config(Config, files=[write(tmp_path, "c.yaml", "actor: {path: m}\nbase: gone.yaml\n")])
 
 
+def test_a_base_that_no_file_can_be_called_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"c.yaml:2: cannot read .*: embedded null byte"):
+        load_config(Config, files=[write(tmp_path, "c.yaml", 'actor: {path: m}\nbase: "a\\0b"\n')])
+    with pytest.raises(ConfigError, match=r"c.yaml:1: cannot read .*: File name too long"):
+        load_config(Config, files=[write(tmp_path, "c.yaml", f"base: {'a' * 5000}\n")])
+
+
 def test_unusable_files_are_all_reported(tmp_path: Path) -> None:
     files = [
         write(tmp_path, "list.yaml", "- 1\n"),

@@ -74,8 +74,13 @@ def test_merge_keys_and_aliases_are_not_duplicates() -> None:
         ("a: [1\nb: 2", "f:2: not valid YAML"),
         ("a: 1\n---\na: 2", "f:2: not valid YAML"),
         ("a: !!python/object:os.system x", "f:1: not valid YAML"),
-        ("a: !!int abc", "f:1: not valid YAML"),
-        ("a: &x [*x]", "f:1: not valid YAML"),
+        ("a: !!int abc", "f:1: not valid YAML: a is no int: abc"),
+        ("b:\n  a: !!int ''", "f:2: not valid YAML: b.a is no int: "),
+        ("a: !!bool maybe", "f:1: not valid YAML: a is no bool: maybe"),
+        ("a: !!timestamp x", "f:1: not valid YAML: a is no timestamp: x"),
+        ("a: " + "1" * 5000, "f:1: not valid YAML: a is no int: 111"),
+        ("a: &x [*x]", "f:1: not valid YAML: nested deeper than 50 levels"),
+        (f"a: {'[' * 51}{']' * 51}", "f:1: not valid YAML: nested deeper than 50 levels"),
         ("a: \x00", "f:1: not valid YAML"),
         ("a: !!binary aGk=", "f:1: a has the unsupported YAML tag"),
         ("? [a, b]\n: 1", "f:1: a key below the root is not a plain name"),
@@ -83,6 +88,14 @@ def test_merge_keys_and_aliases_are_not_duplicates() -> None:
 )
 def test_what_cannot_be_used_is_reported_with_its_line(text: str, message: str) -> None:
     assert read(text)[1][0].startswith(message)
+
+
+def test_a_few_lines_of_aliases_do_not_become_a_billion_values() -> None:
+    lines = ["a: &a [x, x, x, x, x, x, x, x, x]"]
+    lines += [f"{new}: &{new} [{', '.join([f'*{old}'] * 9)}]" for old, new in zip("abcdefgh", "bcdefghi", strict=True)]
+    assert read("\n".join(lines))[1] == [
+        "f:1: not valid YAML: more than 100000 values, aliases counted as often as they are used"
+    ]
 
 
 PLAIN = st.recursive(

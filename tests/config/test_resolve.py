@@ -80,6 +80,11 @@ def test_a_required_target_that_is_not_set_is_said_to_be_so() -> None:
     ]
 
 
+def test_an_interpolation_that_is_nested_too_deeply_is_malformed() -> None:
+    (found,) = problems(f"name={'${' * 2000}n{'}' * 2000}")
+    assert found.endswith("is not a well-formed interpolation [command line]")
+
+
 def test_malformed_interpolation_does_not_hide_other_problems() -> None:
     assert problems("name=${", "n=x") == [
         "name: ${ is not a well-formed interpolation [command line]",

@@ -90,3 +90,11 @@ def test_a_function_of_ones_own(tmp_path: Path) -> None:
         find_answers(f"{file}:asks")
     with pytest.raises(ValueError, match="choices: math, number, line, choice, text, tags, source"):
         find_answers("boxes")
+
+
+@pytest.mark.parametrize("name", ["math", "line", "choice", "text", "tags"])
+def test_a_thought_that_the_prompt_opened_is_none_of_the_answer(name):
+    asked = Prompt("1", (), "<|user|>?<|assistant|><think>\n", {}, answer="7")
+    unfinished = "it is \\boxed{C}\nAnswer: C <answer>C</answer>"
+    assert find_answers(name)(asked, unfinished) is None
+    assert find_answers(name)(asked, f"it is \\boxed{{D}}</think>{unfinished}") is not None

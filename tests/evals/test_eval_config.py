@@ -61,7 +61,7 @@ def test_greedy_evaluations_of_a_run_do_not_forbid_several_samples() -> None:
         asked_for(EvaluatorConfig(), NOTHING | {"n_samples": 4, "temperature": 0.0})
 
 
-@pytest.mark.parametrize("words", ["1,x", "0", "", "1;4"])
+@pytest.mark.parametrize("words", ["1,x", "0", "", "1;4", "9" * 5000, "²"])
 def test_sizes_on_the_command_line_are_whole_numbers(words: str) -> None:
     with pytest.raises(ConfigError, match="expected whole numbers from 1 on, as 1,4,16"):
         asked_for(EvaluatorConfig(), NOTHING | {"k": words})

@@ -45,14 +45,14 @@ def test_one_right_or_wrong_sample_a_prompt_is_wilsons_own() -> None:
 
 def test_how_many_trials_prompts_are_worth_by_hand() -> None:
     # mean 0.625, variance 11/64 of at most 15/64: D = 11/15. Wrong shares 1, 0.5, 0, 0: k = 1.5²/1.25 = 1.8
-    assert effective_prompts(np.array([0.0, 0.5, 1.0, 1.0]), 8) == pytest.approx(4 * (15 / 11) ** (0.64 / 3.64))
+    assert effective_prompts(np.array([0.0, 0.5, 1.0, 1.0]), 8) == pytest.approx(4 / (11 / 15 + 4 / 15 * 1.3 / 1.94))
     # variance 0: as independent samples, D = 1/4, k = 4
-    assert effective_prompts(np.full(4, 0.5), 16) == pytest.approx(4 * 4 ** (9 / 12))
+    assert effective_prompts(np.full(4, 0.5), 16) == pytest.approx(4 / (0.25 + 0.75 * 1.3 / 10.3))
     # all samples of a prompt alike: D = 1
     assert effective_prompts(np.array([1.0, 0.0, 0.0, 0.0]), 64) == 4
     # one prompt alone has something right, and says nothing of how alike samples are
     assert effective_prompts(np.array([0.25, 0.0, 0.0, 0.0]), 16) == 4
-    assert effective_prompts(np.array([0.7]), 10) == 1
+    assert effective_prompts(np.array([0.7]), 10) == pytest.approx(1)
 
 
 def test_right_and_wrong_are_treated_alike() -> None:
@@ -131,7 +131,8 @@ def test_differences_stay_within_their_limit_and_without_one_know_nothing_of_no_
 
 CORNERS = [
     coverage.Case(100, 1, 0.02, 0.0), coverage.Case(100, 16, 0.02, 0.3), coverage.Case(100, 16, 0.98, 0.6),
-    coverage.Case(100, 16, 0.5, 0.1), coverage.Case(300, 4, 0.05, 0.9), coverage.Case(1000, 4, 0.02, 0.0),
+    coverage.Case(100, 16, 0.5, 0.1), coverage.Case(100, 4, 0.98, 0.1), coverage.Case(100, 16, 0.03, 0.3),
+    coverage.Case(300, 4, 0.05, 0.9), coverage.Case(1000, 4, 0.02, 0.0),
 ]  # fmt: skip
 
 
@@ -141,8 +142,8 @@ def test_intervals_hold_the_rate_as_often_as_they_say(case: coverage.Case) -> No
     runs = 1500
     held = coverage.of_rates(case, runs, seed=7)
     noise = 2.5 * math.sqrt(95 * 5 / runs)
-    assert 93 - noise < held < 97.4 + noise
-    assert 93 - noise < coverage.of_gains(coverage.Case(100, 4, 0.3, 0.3), 1.0, runs, seed=7)[1] < 97.4 + noise
+    assert 93 - noise < held < 97 + noise
+    assert 93 - noise < coverage.of_gains(coverage.Case(100, 4, 0.3, 0.3), 1.0, runs, seed=7)[1] < 97 + noise
 
 
 @pytest.mark.slow
@@ -151,3 +152,31 @@ def test_plain_intervals_do_not_hold_near_0() -> None:
     shares = case.shares(coverage.rng_of(7), 1000)
     assert coverage.held(coverage.plain_t(shares), 0.02) < 90
     assert coverage.held(coverage.bootstrap(shares), 0.02) < 90
+
+
+def binomial(prompts: int, rate: float) -> np.ndarray:
+    """Chances of 0 to `prompts` right ones, one sample each."""
+    return np.array([math.comb(prompts, k) * rate**k * (1 - rate) ** (prompts - k) for k in range(prompts + 1)])
+
+
+@pytest.mark.parametrize(
+    ("prompts", "lowest", "highest"), [(100, 0.926, 0.979), (300, 0.936, 0.970), (1000, 0.939, 0.961)]
+)
+def test_one_sample_a_prompt_is_held_as_often_at_every_rate_by_enumeration(
+    prompts: int, lowest: float, highest: float
+) -> None:
+    ends = np.array([wilson(right, prompts) for right in range(prompts + 1)])
+    rates = np.linspace(0.02, 0.5, 481)
+    held = [float(binomial(prompts, rate) @ ((ends[:, 0] <= rate) & (rate <= ends[:, 1]))) for rate in rates]
+    assert lowest < min(held) and max(held) < highest
+    assert np.mean([not 0.93 <= one <= 0.97 for one in held]) < (0.02 if prompts == 100 else 1e-9)
+
+
+def test_no_interval_holds_93_to_97_of_100_right_or_wrong_samples_at_every_rate() -> None:
+    # limits that rise with the count hold a rate for a run of counts, first to last: no run has such a chance
+    for rate in (0.0221, 0.0226, 0.0231, 0.9774):
+        upto = np.concatenate([[0.0], np.cumsum(binomial(100, rate))])
+        chances = upto[None, :] - upto[:, None]
+        assert not ((chances >= 0.93) & (chances <= 0.97)).any()
+    upto = np.concatenate([[0.0], np.cumsum(binomial(100, 0.0205))])
+    assert ((upto[None, :] - upto[:, None] >= 0.93) & (upto[None, :] - upto[:, None] <= 0.97)).any()

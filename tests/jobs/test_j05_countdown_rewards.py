@@ -69,3 +69,20 @@ def test_every_response_gets_what_it_is_worth(runtime: RewardRuntime) -> None:
         for one, (tags, hits) in zip(scored, given.values(), strict=True):
             assert one.parts == {"tags_ok": tags, "hits_target": hits}
             assert one.reward == tags + hits
+
+
+def test_an_expression_that_does_not_come_back_is_an_error_and_the_next_group_is_scored(tmp_path: Path) -> None:
+    (tmp_path / "countdown.py").write_text(REWARDS)
+    config = RewardConfig(functions=[f"{tmp_path}/countdown.py:hits_target"], processes=1, timeout_seconds=1.0)
+    runtime = RewardRuntime(config)
+    try:
+        endless, next_one = (
+            Prompt(str(i), (1,), "", row) for i, row in enumerate([{"target": 1, "nums": [9, 9, 9]}, ROWS[0]])
+        )
+        ((hung,),) = score_groups(runtime, [(endless, ["<answer>9**9**9</answer>"])])
+        assert (hung.reward, hung.status) == (None, "reward_error")
+        assert hung.error == "hits_target: no result within 1 seconds (reward.timeout_seconds)"
+        ((right,),) = score_groups(runtime, [(next_one, ["<answer>12+7*3</answer>"])])  # by a worker in its place
+        assert right.reward == 1.0
+    finally:
+        runtime.close()

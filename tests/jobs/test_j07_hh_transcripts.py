@@ -56,7 +56,7 @@ def test_the_loss_begins_at_the_answer_and_ends_with_its_end(load, row):
 def test_what_is_no_pair_is_reported_and_left_out(load):
     with pytest.raises(DataError, match=r"1 of 2 rows cannot be used.*\n  hh.jsonl row 2: chosen and rejected differ"):
         load(ROWS)
-    found = load(ROWS, on_bad_row="drop")
+    found = load(ROWS, on_bad_row="skip")
     assert len(found.rows) == 1
     assert {one.first.split(":")[0]: one.reason for one in found.dropped} == {
         "hh.jsonl row 2": "chosen and rejected differ before their last messages: they answer different questions",

@@ -77,12 +77,12 @@ FUNCTIONS = [
 def test_a_row_without_tests_is_an_error_or_dropped_and_counted(load):
     with pytest.raises(DataError, match=r"1 of 3 rows cannot be used.*\n.*'input_output' is empty"):
         load()
-    loaded = load(on_bad_row="drop")
+    loaded = load(on_bad_row="skip")
     assert len(loaded.rows) == 2 and any("1 of 3 rows left out" in note for note in loaded.notes)
 
 
 def test_programs_and_functions_are_judged_by_their_tests(load):
-    first, second = load(on_bad_row="drop").rows
+    first, second = load(on_bad_row="skip").rows
     responses, whole, share = zip(*PROGRAMS, strict=True)
     assert scores(first, responses) == list(whole)
     assert scores(second, [response for response, _ in FUNCTIONS]) == [reward for _, reward in FUNCTIONS]
@@ -92,7 +92,7 @@ def test_programs_and_functions_are_judged_by_their_tests(load):
 
 def test_a_hanging_program_does_not_hold_up_the_others(load):
     started = time.monotonic()
-    assert scores(load(on_bad_row="drop").rows[0], [PROGRAMS[0][0], block("while True: pass")]) == [1.0, 0.0]
+    assert scores(load(on_bad_row="skip").rows[0], [PROGRAMS[0][0], block("while True: pass")]) == [1.0, 0.0]
     assert time.monotonic() - started < 8
 
 

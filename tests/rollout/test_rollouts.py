@@ -263,6 +263,26 @@ def test_reward_errors_are_judged_over_the_whole_step_not_over_a_refill(share: f
     assert taken.rounds == 3
 
 
+class BrokenInTwoWays:
+    """Cannot score p2 and p3, for reasons of two kinds."""
+
+    async def score(self, prompt: Prompt, text: str, ids, stop_reason) -> Scored:
+        errors = {"p2": f"own: ValueError: row {ids[0]}\nTraceback ...", "p3": "own: KeyError: 'x'\nTraceback ..."}
+        error = errors.get(prompt.uid)
+        return Scored(1.0) if error is None else Scored(None, {}, "reward_error", error)
+
+
+def test_each_kind_of_reward_error_is_told_once() -> None:
+    runner = rollouts(scorer=BrokenInTwoWays(), max_error_share=1.0)
+    with pytest.warns(UserWarning, match="a reward failed") as told:
+        asyncio.run(runner.take(4))
+    lines = [str(one.message) for one in told]
+    assert len(lines) == 2  # of eight samples
+    assert lines[0].startswith("a reward failed, own: ValueError: row ")
+    assert lines[1] == "a reward failed, own: KeyError: 'x'; further ones are only counted, in reward/error_share"
+    assert runner.told == {"own: ValueError", "own: KeyError"}
+
+
 class Crashing:
     async def run(self, episode: Episode) -> Sample:
         await episode.generate(episode.prompt.ids)

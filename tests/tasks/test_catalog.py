@@ -3,6 +3,7 @@ import re
 import pytest
 
 from partita.tasks.catalog import TASKS, Task, find_task
+from partita.tasks.dataset import DataError, DatasetConfig, load_rows
 from partita.tasks.functions import LoadError
 
 FINITE = {"addition": 400, "multiplication": 64}
@@ -96,3 +97,10 @@ def test_your_own_task_is_found_in_a_file(tmp_path):
     with pytest.raises(LoadError, match=r"has no 'colors'"):
         find_task(f"{file}:colors")
     assert find_task("no_task") is None
+
+
+def test_a_task_of_your_own_that_gives_no_rows_is_named(tmp_path):
+    file = tmp_path / "odd.py"
+    file.write_text("from partita.tasks.catalog import Task\nodd = Task('odd', lambda split, size, seed: ['a'], ())\n")
+    with pytest.raises(DataError, match="task 'odd' gave a str as a row; a row is a dict with named columns"):
+        load_rows(DatasetConfig(path=f"{file}:odd"), seed=1)

@@ -1,3 +1,5 @@
+import json
+
 import pytest
 
 from partita.tasks.conversations import ROLES, NothingToLearn, RowError, RowReader, question_in
@@ -316,3 +318,75 @@ def test_an_answer_at_the_end_of_a_prompt_is_asked_about():
         question_in(whole, "conversations", drop_answer=False)
     with pytest.raises(DataError, match="'prompt' ends with a message of 'nobody'"):
         question_in([said("assistant", "Hi")], "prompt", drop_answer=True)
+
+
+@pytest.mark.parametrize(
+    ("row", "words"),
+    [
+        ({"instruction": {"text": "a"}, "output": "b"}, "instruction is a dict, not text"),
+        ({"instruction": "a", "input": 5, "output": "b"}, "input is a int, not text"),
+        ({"instruction": "a", "output": "b", "history": 5}, "history holds 5; expected pairs of texts"),
+    ],
+)
+def test_what_alpaca_rows_hold_must_be_text(row, words):
+    with pytest.raises(RowError, match=words):
+        read(row)
+
+
+def test_a_margin_beyond_floats_is_no_number():
+    with pytest.raises(RowError, match="margin is 1000"):
+        RowReader().comparison({"prompt": "c", "chosen": "a", "rejected": "b", "margin": 10**400})
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"prompt": "a", "completion": "b\ud800"},
+        {"text": "\ud800"},
+        {"instruction": "\ud800", "output": "b"},
+        {"messages": [said("user", "a"), said("assistant", "\ud800")]},
+        {"messages": "\n\nHuman: a\ud800\n\nAssistant: b"},
+    ],
+)
+def test_half_a_character_is_no_text_whatever_the_layout(row):
+    with pytest.raises(DataError, match="has half a character at"):
+        read(row)
+
+
+def test_an_endless_role_is_shown_in_part():
+    with pytest.raises(RowError) as told:
+        read({"messages": [said("x" * 5000, "a")]})
+    assert len(str(told.value)) < 400 and len(told.value.reason) < 120
+
+
+def test_messages_as_json_text_are_messages_and_printed_ones_an_error():
+    asked, said = [{"role": "user", "content": "q"}], [{"role": "assistant", "content": "a"}]
+    row = {"messages": json.dumps(asked + said)}
+    assert RowReader().conversation(row) == RowReader().conversation({"messages": asked + said})
+    pair = {
+        "prompt": json.dumps(asked),
+        "chosen": json.dumps(said),
+        "rejected": json.dumps([{**said[0], "content": "b"}]),
+    }
+    assert [one["content"] for one in RowReader().comparison(pair).chosen.messages] == ["q", "a"]
+    assert question_in(json.dumps(asked), "prompt", drop_answer=False) == tuple(asked)
+    assert question_in(json.dumps([{"from": "human", "value": "q"}]), "prompt", drop_answer=False) == tuple(asked)
+    with pytest.raises(
+        DataError, match=r"'prompt' holds messages as text that is no JSON .*; write them with json.dumps"
+    ):
+        question_in(str(asked), "prompt", drop_answer=False)
+    words = '[{"role": "user"}] is what?'
+    assert question_in(words, "prompt", drop_answer=False) == ({"role": "user", "content": words},)
+    text = json.dumps(said)  # asked for by a text, it is what the answer is
+    assert RowReader().conversation({"prompt": "q", "completion": text}).messages[1]["content"] == text
+
+
+def test_an_answer_that_answers_nothing_is_named():
+    said = {"role": "assistant", "content": "Hello!"}
+    rest = [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]
+    with pytest.raises(RowError, match=r"begins with an answer of the assistant, which answers nothing; .*weight 0"):
+        RowReader().conversation({"messages": [said, *rest]})
+    found = RowReader().conversation({"messages": [{**said, "weight": 0}, *rest]})
+    assert found.learned == (False, False, True)
+    with pytest.raises(RowError, match="an answer alone, and no prompt that it answers"):
+        RowReader().comparison({"chosen": [said], "rejected": [{**said, "content": "No."}]})

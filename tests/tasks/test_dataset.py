@@ -28,9 +28,9 @@ def test_word_problems_as_downloaded(load):
 
 def test_a_word_problem_without_its_mark_is_an_error_or_is_counted(load):
     rows = [*BAKERY, {"question": "How many?", "answer": "It is 12."}]
-    with pytest.raises(DataError, match=r"train_dataset: 1 of 4 rows .*on_bad_row=drop.*\n.*row 4: 'answer'"):
+    with pytest.raises(DataError, match=r"train_dataset: 1 of 4 rows .*on_bad_row=skip.*\n.*row 4: 'answer'"):
         load(rows)
-    loaded = load(rows, on_bad_row="drop")
+    loaded = load(rows, on_bad_row="skip")
     assert len(loaded.rows) == 3
     assert any(note.startswith("1 of 4 rows left out") and "row 4" in note for note in loaded.notes)
 
@@ -39,15 +39,15 @@ def test_a_row_that_cannot_be_read_follows_the_same_policy(tmp_path):
     file = tmp_path / "rows.jsonl"
     file.write_text('{"prompt": "a", "answer": "1"}\n{"prompt": "b", \n{"prompt": "", "answer": "1"}\n')
     with pytest.raises(
-        DataError, match=r"2 of 3 rows cannot be used; on_bad_row=drop .*\n  .*rows.jsonl:2: broken JSON"
+        DataError, match=r"2 of 3 rows cannot be used; on_bad_row=skip .*\n  .*rows.jsonl:2: broken JSON"
     ):
         load_rows(DatasetConfig(path=str(file)), seed=1)
-    loaded = load_rows(DatasetConfig(path=str(file), on_bad_row="drop"), seed=1)
+    loaded = load_rows(DatasetConfig(path=str(file), on_bad_row="skip"), seed=1)
     assert [row.uid.split("-")[0] for row in loaded.rows] == ["1"]
     assert any(note.startswith("2 of 3 rows left out") and "rows.jsonl:2" in note for note in loaded.notes)
     file.write_text("{\n")
     with pytest.raises(DataError, match=r"1 of 1 rows cannot be used:\n.*rows.jsonl:1: broken JSON"):
-        load_rows(DatasetConfig(path=str(file), on_bad_row="drop"), seed=1)
+        load_rows(DatasetConfig(path=str(file), on_bad_row="skip"), seed=1)
 
 
 def test_answers_can_be_plain(load):
@@ -179,7 +179,7 @@ def test_several_sources_each_read_in_its_own_way(tmp_path):
     with pytest.raises(DataError, match=r"train_dataset: mix.none: .*no such file"):
         load_rows(DatasetConfig(mix={"none": MixedSourceConfig(path=str(tmp_path / "x.jsonl"))}), seed=1)
     (tmp_path / "c.jsonl").write_text('{"prompt": "a", "answer": "b", "mix": "c"}')
-    with pytest.raises(DataError, match=r"mix.c: row c/1-.* has a column 'mix'"):
+    with pytest.raises(DataError, match=r"mix.c: row 1-.* has a column 'mix'"):
         load_rows(DatasetConfig(mix={"c": MixedSourceConfig(path=str(tmp_path / "c.jsonl"))}), seed=1)
     with pytest.raises(ValueError, match=r"path, system beside mix: set it in each source, as mix.NAME.path"):
         DatasetConfig(mix=sources, path="largest", system="Be brief.")
@@ -197,18 +197,25 @@ def test_prompts_are_chosen_by_how_often_they_were_right(load, tmp_path):
 
     assert kept() == (["0", "1", "2", "3"], "pass rates known of 3 of 4 prompts; 4 kept")
     assert kept(min=0.1, max=0.9)[0] == ["1", "3"]
-    assert kept(min=0.1, max=0.9, unseen="drop")[0] == ["1"]
+    assert kept(min=0.1, max=0.9, unseen="skip")[0] == ["1"]
     assert kept(max=0.5)[0] == ["0", "1", "3"]
     with pytest.raises(
         DataError,
-        match=r"pass_rates leaves no prompt: .*known of 3 of 4 prompts; 0 kept, min 0.6, max 0.9, unseen=drop",
+        match=r"pass_rates leaves no prompt: .*known of 3 of 4 prompts; 0 kept, min 0.6, max 0.9, unseen=skip",
     ):
-        kept(min=0.6, max=0.9, unseen="drop")
+        kept(min=0.6, max=0.9, unseen="skip")
     assert kept(min=0.1, max=0.9)[0] == [row.answer for row in load(rows).rows if row.answer in "13"]
     assert len(
-        load(rows, side=True, held_out=0.5, pass_rates=PassRatesConfig(files, min=0.1, unseen="drop")).rows
+        load(rows, side=True, held_out=0.5, pass_rates=PassRatesConfig(files, min=0.1, unseen="skip")).rows
     ) == len(load(rows, side=True, held_out=0.5).rows)  # what is evaluated does not depend on what was trained
     with pytest.raises(ValueError, match="files is empty"):
         PassRatesConfig(min=0.1)
     with pytest.raises(ValueError, match=r"min=0.9 is above max=0.1"):
         PassRatesConfig(files=files, min=0.9, max=0.1)
+
+
+def test_equal_rows_that_are_merged_are_counted(load):
+    rows = [{"prompt": "a", "answer": "1"}, {"prompt": "a", "answer": "1"}, {"prompt": "", "answer": "1"}]
+    notes = load(rows, dedup=True, on_bad_row="skip").notes
+    assert any(note.startswith("1 of 3 rows left out (on_bad_row=skip)") for note in notes)
+    assert "1 of 3 rows left out (dedup): equal to a row before" in notes

@@ -6,7 +6,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from partita.tasks.files import DataError, files_of, read_path, rows_after
+from partita.tasks.files import DataError, files_of, place_of, read_path, rows_after
 
 ROWS = [{"question": "1+1?", "answer": "2a"}, {"question": "Straße → ?", "answer": "3"}]
 
@@ -74,7 +74,23 @@ def test_a_broken_line_is_named_with_file_and_line_and_the_others_are_read(tmp_p
         "rows.jsonl:5": "not UTF-8 text at byte 7",
     }
     (tmp_path / "deep.jsonl").write_text("[" * 100_000 + "\n")
-    assert faults(tmp_path / "deep.jsonl") == {"deep.jsonl:1": "broken JSON: nested too deeply"}
+    assert faults(tmp_path / "deep.jsonl") == {"deep.jsonl:1": "nested deeper than 100 levels"}
+
+
+def test_a_line_that_json_reads_with_a_loss_or_not_at_all_is_a_fault(tmp_path):
+    def nested(levels):
+        return '{"a": ' * (levels - 1) + "[]" + "}" * (levels - 1)
+
+    file = tmp_path / "rows.jsonl"
+    lines = ['{"a": 1, "b": {"x": 1, "y": 2, "x": 3}}', '{"a": %s}' % ("9" * 5000), nested(100), nested(101)]
+    file.write_text("\n".join(lines))
+    assert faults(file) == {
+        "rows.jsonl:1": "an object with 'x' twice; keep one of the two",
+        "rows.jsonl:2": "a number of thousands of digits; write it as text",
+        "rows.jsonl:4": "nested deeper than 100 levels",
+    }
+    (tmp_path / "rows.json").write_text('{"a": ' * 100_000)
+    assert faults(tmp_path / "rows.json") == {"rows.json:1": "nested deeper than 100 levels"}
 
 
 def test_a_table_has_numbers_where_nothing_is_lost_by_it(tmp_path):
@@ -90,7 +106,7 @@ def test_a_table_has_numbers_where_nothing_is_lost_by_it(tmp_path):
 def test_broken_tables_are_named_with_their_line(tmp_path):
     file = tmp_path / "rows.csv"
     file.write_bytes(b'a,b\n1,"x\ny"\n1,2,3\n4\n\n5,\xff\n')
-    assert values(file)[0] == {"a": "1", "b": "x\ny"} or values(file)[0] == {"a": 1, "b": "x\ny"}
+    assert values(file)[0] == {"a": 1, "b": "x\ny"}
     assert faults(file) == {
         "rows.csv:4": "3 cells, and the header has 2 columns",
         "rows.csv:5": "1 cells, and the header has 2 columns",
@@ -101,6 +117,9 @@ def test_broken_tables_are_named_with_their_line(tmp_path):
         values(file)
     file.write_text("a,b,a\n1,2,3\n")
     with pytest.raises(DataError, match="the header names 'a' twice"):
+        values(file)
+    file.write_text("question;answer\na;1\n")
+    with pytest.raises(DataError, match="one column, 'question;answer': its cells seem to be separated by ';'"):
         values(file)
 
 
@@ -165,3 +184,19 @@ def test_a_folder_whose_files_name_no_split_is_read_whole(tmp_path):
     (tmp_path / "algebra.jsonl").write_text(lines(ROWS[:1]))
     (tmp_path / "geometry.jsonl").write_text(lines(ROWS[1:]))
     assert values(tmp_path) == ROWS
+
+
+def test_hidden_copies_in_a_folder_are_not_rows_twice(tmp_path):
+    (tmp_path / "train.jsonl").write_text(lines(ROWS))
+    (tmp_path / ".ipynb_checkpoints").mkdir()
+    (tmp_path / ".ipynb_checkpoints" / "train-checkpoint.jsonl").write_text(lines(ROWS))
+    (tmp_path / "._train.jsonl").write_bytes(b"\x00\x05")
+    assert values(tmp_path) == ROWS
+
+
+@pytest.mark.parametrize(
+    ("path", "why"), [("~nobody-of-this-name/rows.jsonl", "home directory"), ("a" * 5000, "File name too long")]
+)
+def test_what_cannot_be_a_path_is_named(path, why):
+    with pytest.raises(DataError, match=f"{path[:200]}: cannot be a path: .*{why}"):
+        place_of(path)

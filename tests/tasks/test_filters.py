@@ -41,6 +41,6 @@ def test_rows_that_are_not_chosen_say_nothing_about_the_others(load):
 def test_a_row_that_cannot_be_read_is_counted_whatever_is_chosen(tmp_path):
     file = tmp_path / "rows.jsonl"
     file.write_text('{"prompt": "a", "answer": "1", "level": 1}\n{\n{"prompt": "b", "answer": "1", "level": 2}\n')
-    found = load_rows(DatasetConfig(path=str(file), where={"level": 2}, on_bad_row="drop"), seed=1)
+    found = load_rows(DatasetConfig(path=str(file), where={"level": 2}, on_bad_row="skip"), seed=1)
     assert [row.messages[0]["content"] for row in found.rows] == ["b"]
     assert any(note.startswith("1 of 2 rows left out") for note in found.notes)

@@ -2,7 +2,7 @@ import sys
 
 import pytest
 
-from partita.tasks.functions import LoadError, error_text, load_object
+from partita.tasks.functions import LoadError, ending, error_text, load_object
 
 
 def test_a_name_leads_to_an_object_of_a_module_or_a_file(tmp_path):
@@ -41,3 +41,25 @@ def test_an_error_is_told_in_one_line_and_then_its_traceback():
         lines = error_text(error).split("\n")
     assert lines[0] == "ValueError: bad"
     assert lines[1].startswith("Traceback")
+
+
+class Mute(Exception):
+    def __str__(self):
+        raise RuntimeError("no words")
+
+
+def test_an_error_that_cannot_say_what_it_is_is_named_by_its_kind():
+    try:
+        raise Mute
+    except Mute as error:
+        lines = error_text(error).split("\n")
+    assert lines[:2] == ["Mute: its message cannot be shown", "Traceback (most recent call last):"]
+
+
+def test_an_exit_code_in_words():
+    assert [ending(code) for code in (0, 3, -9, -40)] == [
+        "exit code 0",
+        "exit code 3",
+        "signal 9 (SIGKILL)",
+        "signal 40",
+    ]

@@ -27,6 +27,15 @@ def test_worked_solutions_have_their_answer_in_the_last_box(load):
     assert [row.answer for row in load(both).rows] == ["7", "7"]  # the answer alone, where there is one
 
 
+def test_a_heading_of_a_worked_solution_is_no_gold_answer(load):
+    rows = [{"question": "a", "answer": "#### Step 1\nAdd.\n#### Step 2\nSo it is 42."}]
+    with pytest.raises(
+        DataError, match=r"row 1: 'answer' has 'Step 2\\nSo it is 42.' after its last ####, which is a heading"
+    ):
+        load(rows)
+    assert load(rows, answer_format="plain").rows[0].answer == rows[0]["answer"]
+
+
 def test_a_gold_answer_that_could_be_two_columns_is_asked_about(load):
     row = {"prompt": "a", "ground_truth": "1", "reward_model": {"ground_truth": "2"}}
     with pytest.raises(
@@ -58,3 +67,7 @@ def test_gold_numbers_become_text(value, text):
 def test_other_gold_values_are_refused_with_row_and_field(load, value):
     with pytest.raises(DataError, match=r"row 2: 'answer' is .*must be text or a number"):
         load([{"prompt": "a", "answer": "1"}, {"prompt": "b", "answer": value}])
+
+
+def test_a_gold_number_beyond_floats_stays_as_it_is():
+    assert gold_text(10**400, "answer") == "1" + "0" * 400

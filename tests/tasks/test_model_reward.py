@@ -285,7 +285,7 @@ def test_the_event_loop_goes_on_while_the_model_runs():
 
 def test_a_model_is_enough_and_its_name_is_taken():
     assert RewardRuntime(RewardConfig(model="m")).names == ["reward_model"]
-    with pytest.raises(RewardSetupError, match=r"or a reward model with reward\.model"):
+    with pytest.raises(RewardSetupError, match=r"a reward model with reward\.model, or a judge in reward\.judges"):
         RewardRuntime(RewardConfig())
 
     def reward_model(response):

@@ -65,13 +65,13 @@ def asking(count):
 def test_a_row_that_cannot_be_read_stops_with_its_place(load):
     with pytest.raises(DataError) as told:
         load(load_conversations, SEVERAL)
-    assert "train_dataset: 2 of 4 rows cannot be used; on_bad_row=drop leaves them out" in str(told.value)
+    assert "train_dataset: 2 of 4 rows cannot be used; on_bad_row=skip leaves them out" in str(told.value)
     assert "rows.jsonl row 2: conversations[0] is said by 'bing'; known roles" in str(told.value)
     assert "rows.jsonl row 6: messages and text could all be the conversation" in str(told.value)
 
 
 def test_what_is_left_out_is_counted_by_its_reason_with_the_first_row_of_each(load):
-    found = load(load_conversations, SEVERAL, on_bad_row="drop")
+    found = load(load_conversations, SEVERAL, on_bad_row="skip")
     assert [shown(row, trained=True) for one in found.rows for row in one.rows] == ["chat<eos>", "4<eos>"]
     assert [one.uid.split("-")[0] for one in found.rows] == ["1", "4"]
     reasons = {one.reason: (one.rows, one.first.split(":")[0]) for one in found.dropped}
@@ -82,7 +82,7 @@ def test_what_is_left_out_is_counted_by_its_reason_with_the_first_row_of_each(lo
     }
     assert found.notes[0].endswith("rows.jsonl: 2 rows, 40 tokens on average, 51 at most, 3.5 learned")
     assert found.notes[1].startswith("5 of 7 rows left out: 1 an unknown role 'bing' (first: rows.jsonl row 2: ")
-    roles = load(load_conversations, SEVERAL, on_bad_row="drop", roles={"bing": "user"}, layout="auto")
+    roles = load(load_conversations, SEVERAL, on_bad_row="skip", roles={"bing": "user"}, layout="auto")
     assert len(roles.rows) == 3
 
 
@@ -91,7 +91,7 @@ def test_pairs_without_anything_to_learn_are_left_out_and_wrong_ones_stop(load):
         DataError, match=r"1 of 2 rows cannot be used.*\n  rows.jsonl row 2: chosen and rejected differ"
     ):
         load(load_comparisons, PAIRS)
-    found = load(load_comparisons, PAIRS, on_bad_row="drop")
+    found = load(load_comparisons, PAIRS, on_bad_row="skip")
     assert [(one.rows, one.first.split(":")[0]) for one in found.dropped] == [
         (1, "rows.jsonl row 2"),
         (1, "rows.jsonl row 3"),
@@ -263,7 +263,7 @@ def test_an_answer_that_ends_in_its_middle_is_a_bad_row(load):
     rows = [*asking(1), {"prompt": "a", "completion": "b<eos>c"}]
     with pytest.raises(DataError, match=r"row 2: an answer goes on after '<eos>'"):
         load(load_conversations, rows)
-    assert [one.reason for one in load(load_conversations, rows, on_bad_row="drop").dropped] == ["unusable"]
+    assert [one.reason for one in load(load_conversations, rows, on_bad_row="skip").dropped] == ["unusable"]
 
 
 def test_keys_that_name_nothing_are_refused():

@@ -118,6 +118,18 @@ def test_every_way_to_fail_is_an_error_and_never_a_number(pool, name, words):
     assert call(pool, "double", 5).reward == 10.0
 
 
+def test_a_function_may_have_a_memory_limit_of_its_own(tmp_path):
+    (tmp_path / "big.py").write_text("def big(x): return len(b'a' * x)\ndef other(x): return len(b'a' * x)\n")
+    names = [f"{tmp_path}/big.py:{name}" for name in ("big", "other")]
+    pool = Pool(names, processes=1, memory_gb=0.1, own_memory_gb={0: 0.5})
+    for _ in range(2):  # the one worker serves both
+        assert pool.call(0, {"x": 200 * 2**20}, 10.0).reward == 200 * 2**20
+        failed = pool.call(1, {"x": 200 * 2**20}, 10.0)
+        assert failed.error.startswith("memory beyond reward.memory_gb=0.1\nMemoryError")
+    assert pool.call(0, {"x": 800 * 2**20}, 10.0).error.startswith("memory beyond its own memory_gb=0.5\nMemoryError")
+    pool.close()
+
+
 def test_a_hanging_call_does_not_delay_the_others(pool):
     with ThreadPoolExecutor(2) as threads:
         hanging = threads.submit(call, pool, "hang", 1, 1.0)

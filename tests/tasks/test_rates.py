@@ -59,6 +59,7 @@ def test_counts_of_several_files_are_added_up(tmp_path):
         ('{"prompt": "a", "tries": 2}', "not a line of {prompt, tries, right}"),
         ("[]", "not a line of"),
         ("{", "not a line of"),
+        ("[" * 100_000, "not a line of"),
         ('{"prompt": "a", "tries": 2, "right": 3}', "3 right of 2 tries is no count"),
         ('{"prompt": "a", "tries": 2.0, "right": 1}', "1 right of 2.0 tries"),
     ],

@@ -19,6 +19,8 @@ def test_a_template_makes_the_users_words_out_of_columns(load):
     assert row.messages[0]["content"] == "x?\nShort."
     with pytest.raises(DataError, match=r"row 1: no 'numbs' \(near: nums\)"):
         load(COUNTDOWN, template="{numbs}", columns=NO_ANSWER)
+    with pytest.raises(DataError, match=r"row 1: 'nums' is null, and template needs it"):
+        load([{"nums": None}], template="{nums}", columns=NO_ANSWER)
     with pytest.raises(ValueError, match=r"template and columns.prompt=x: prompts come from one of the two"):
         DatasetConfig(template="{a}", columns=ColumnsConfig(prompt="x"))
 

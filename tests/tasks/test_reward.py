@@ -11,7 +11,7 @@ from partita.tasks.binding import RewardSetupError
 from partita.tasks.dataset import TaskRow
 from partita.tasks.graders.math import math_correct
 from partita.tasks.pool import PoolError
-from partita.tasks.reward import RewardConfig, RewardErrors, RewardRuntime, Scored, guard_errors
+from partita.tasks.reward import FunctionOptions, RewardConfig, RewardErrors, RewardRuntime, Scored, guard_errors
 from partita.tasks.worker import children
 
 ROW = {"question": "6*7?", "answer": "6*7=42\n#### 42", "level": 3}
@@ -56,6 +56,17 @@ def test_only_the_response_is_scored():
         return 0.1 * ("\\boxed" in response)
 
     assert score(boxed)[0].reward == 0.0  # the prompt has a box, the response has none
+
+
+def test_built_in_graders_know_a_thought_that_the_prompt_opened():
+    opened = Prompt("1", (5,), "<user>6*7?<assistant><think>\n", ROW, MESSAGES, "42")
+    responses = ("maybe \\boxed{42}", "maybe \\boxed{41}</think> \\boxed{42}")
+    assert [one.reward for one in score(math_correct, responses=responses, prompt=opened)] == [0.0, 1.0]
+    assert [one.reward for one in score(math_correct, responses=responses)] == [1.0, 1.0]
+    options = {"regex_format": FunctionOptions(kwargs={"pattern": "[^<]*</think>.*"})}
+    found = score(functions=["regex_format", "think_answer_format"], responses=("a</think><answer>1</answer>",),
+                  prompt=opened, options=options)  # fmt: skip
+    assert found[0].parts == {"regex_format": 1.0, "think_answer_format": 1.0}  # the pattern reads what was written
 
 
 def test_the_weighted_sum_and_its_parts():
@@ -269,3 +280,56 @@ def test_whatever_a_reward_does_the_others_are_scored_and_no_process_is_left(tmp
     assert [one.status == "reward_error" for one in found] == [response in bad for response in responses]
     samples = [Sample([], "stop", "", one.reward, status=one.status, error=one.error) for one in found]
     assert guard_errors(samples, 0.5) == 4 / 9
+
+
+class Loud(Exception):
+    def __str__(self):
+        raise RuntimeError("no words")
+
+
+@pytest.mark.parametrize(
+    "raised", [SystemExit(0), Loud(), asyncio.CancelledError(), GeneratorExit()], ids=lambda e: type(e).__name__
+)
+def test_whatever_an_awaited_reward_raises_is_its_samples_error_and_ends_nothing(raised):
+    async def judge(response):
+        if response == "bad":
+            raise raised
+        return 1.0
+
+    good, bad = score(judge, responses=("good", "bad"))
+    assert good.reward == 1.0
+    assert bad.status == "reward_error" and bad.error.startswith(f"judge: {type(raised).__name__}: ")
+
+
+def test_a_run_that_is_cancelled_still_cancels_its_awaited_rewards():
+    async def slow(response):
+        await asyncio.sleep(60)
+
+    runtime = RewardRuntime(RewardConfig(), [slow])
+
+    async def run():
+        scoring = asyncio.ensure_future(runtime.score(PROMPT, "42", (), "stop"))
+        await asyncio.sleep(0.01)
+        scoring.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await scoring
+
+    asyncio.run(asyncio.wait_for(run(), 5))
+    runtime.close()
+
+
+def test_a_sum_that_is_no_finite_number_is_no_reward():
+    async def huge(response):
+        return 1e308
+
+    (found,) = score(huge, weights=[10.0])
+    assert (found.reward, found.status) == (None, "reward_error")
+    assert found.error == "huge: times the weights 10.0 it is no finite number"
+
+
+def test_a_row_that_cannot_be_copied_is_an_error_of_its_samples():
+    async def told(completions, kept):
+        return [1.0 for _ in completions]
+
+    (found,) = score(told, prompt=Prompt("1", (5,), "x", {"kept": (i for i in range(3))}, MESSAGES, None))
+    assert found.error.startswith("told: cannot be given this row: TypeError: cannot pickle 'generator' object")

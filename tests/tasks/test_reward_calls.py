@@ -140,6 +140,24 @@ def test_each_function_has_its_own_limit():
     assert found.error == "hang: no result within 0.2 seconds (reward.timeout_seconds)"
 
 
+def test_each_function_has_its_own_memory():
+    def big(response):
+        return len(b"a" * (200 * 2**20))
+
+    def small(response):
+        return len(b"a" * (200 * 2**20))
+
+    options = {"big": FunctionOptions(memory_gb=0.5)}
+    (found,) = score([big, small], PROMPT, ["a"], memory_gb=0.1, options=options)
+    assert found.parts == {"big": 200.0 * 2**20}
+    assert found.error.startswith("small: memory beyond reward.memory_gb=0.1\nMemoryError")
+    with pytest.raises(
+        RewardSetupError, match=r"reward.options.last_number_correct.memory_gb: it runs in the training process"
+    ):
+        own = {"last_number_correct": FunctionOptions(memory_gb=0.5)}
+        RewardRuntime(RewardConfig(functions=["last_number_correct"], options=own))
+
+
 def test_arguments_of_the_config_win_over_columns_and_defaults():
     def f(response, level, bonus=0.0, **rest):
         return level + bonus + rest["more"]
@@ -175,6 +193,17 @@ def test_options_that_cannot_work_are_refused(options, words):
 
     with pytest.raises(RewardSetupError, match=words):
         RewardRuntime(RewardConfig(options=options), [ff])
+
+
+def test_an_argument_that_is_given_by_place_already_is_refused():
+    def f(prompt, completions, prompt_ids, completion_ids, **data):
+        return 1.0
+
+    options = {"f": FunctionOptions(kwargs={"prompt": "x"})}
+    with pytest.raises(
+        RewardSetupError, match=r"reward.options.f.kwargs.prompt: the function gets this by place, as areal"
+    ):
+        RewardRuntime(RewardConfig(options=options), [f])
 
 
 def test_options_are_read_from_the_command_line():

@@ -87,7 +87,8 @@ def test_a_coroutine_that_nobody_awaits_is_named():
     waiting = late()
     with pytest.raises(ReturnedError, match="async def"):
         run(lambda: waiting, Call(0))
-    assert asyncio.run(run_awaited(lambda: waiting, Call(0))) == [Outcome(1.0)]
+    assert waiting.cr_frame is None  # closed, so that Python does not warn of it
+    assert asyncio.run(run_awaited(late, Call(0))) == [Outcome(1.0)]
 
 
 def test_verl_takes_a_number_or_a_dict_with_a_score():
@@ -195,3 +196,22 @@ def test_what_cannot_be_told_is_an_error(told, words):
     asked = tuple(told.__code__.co_varnames)
     with pytest.raises(ReturnedError, match=words):
         run(told, Call(0, reader="trl", count=2, asked=asked))
+
+
+class Shy:
+    def __repr__(self):
+        raise RuntimeError("no repr")
+
+
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [
+        (np.str_("1"), r"returned .*'1'.* \(str_\); expected one finite number"),
+        (np.bytes_(b"1"), r"returned .*b'1'.* \(bytes_\)"),
+        (Shy(), r"returned what cannot be shown \(Shy\); expected one finite number"),
+        ({"score": Shy()}, r"'score' is what cannot be shown \(Shy\)"),
+    ],
+)
+def test_texts_of_numpy_and_what_cannot_be_shown_are_no_numbers(value, words):
+    with pytest.raises(ReturnedError, match=words):
+        read_reward(value)

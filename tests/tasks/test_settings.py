@@ -2,7 +2,7 @@
 
 import pytest
 
-from partita.tasks.settings import ColumnsConfig, CurriculumConfig, DatasetConfig, PassRatesConfig
+from partita.tasks.settings import ColumnsConfig, CurriculumConfig, DatasetConfig, MixedSourceConfig, PassRatesConfig
 
 
 def test_keys_that_contradict_each_other_are_refused():
@@ -10,8 +10,8 @@ def test_keys_that_contradict_each_other_are_refused():
         DatasetConfig(answer_format="gsm8k", columns=ColumnsConfig(answer=None))
     with pytest.raises(ValueError, match=r"curriculum.by=pass_rate needs pass_rates.files"):
         DatasetConfig(curriculum=CurriculumConfig())
-    with pytest.raises(ValueError, match=r"streaming with held_out, dedup: that needs all rows at once"):
-        DatasetConfig(streaming=True, held_out=0.1, dedup=True)
+    with pytest.raises(ValueError, match=r"streaming with size, dedup: that needs all rows at once"):
+        DatasetConfig(streaming=True, mix={"a": MixedSourceConfig(path="a", size=3, dedup=True)})
 
 
 def test_other_rows_can_be_read_alike_without_what_chooses_training_rows():

@@ -195,6 +195,7 @@ def test_pad_and_end_may_be_the_same_id():
 def test_a_row_starts_with_one_bos():
     (row,) = turns(WITH_BOS).rows(talk("a", "b"))
     assert row.ids.count(0) == 1 and row.ids[0] == 0
+    assert turns(WITH_BOS).scored(talk("a", "b")) == row  # what a reward model reads
     with pytest.raises(PromptError, match="starts with two '<s>'"):
         turns("<s>" + WITH_BOS).rows(talk("a", "b"))
     assert turns(bos=None).rows(talk("a", "b"))[0].ids == turns().rows(talk("a", "b"))[0].ids
@@ -253,6 +254,9 @@ def test_a_bare_text_is_learned_but_for_its_first_token():
     assert text(without, row.ids) == "abc</s>" and row.trained == [False, True, True, True]
     ended = Conversation(({"role": "assistant", "content": "abc</s>"},), (True,), bare=True)
     assert without.rows(ended) == (row,)
+    end_alone = Conversation(({"role": "assistant", "content": "</s>"},), (True,), bare=True)
+    with pytest.raises(NothingToLearn, match="a text that is its end and nothing else"):
+        without.rows(end_alone)
 
 
 def test_a_conversation_is_scored_at_the_end_of_its_last_answer():

@@ -21,7 +21,7 @@ from partita.tasks.graders.sources import by_data_source, grader_of
 from partita.tasks.graders.text import exact_match, fuzzy_match, last_number_correct, length_target, think_answer_format
 from partita.tasks.graders.workers import in_thread
 
-Graded = float | dict[str, float]
+Graded = float | Mapping[str, float | str]
 Check = Callable[[Mapping[str, Any], str | None, Mapping[str, Any]], object]
 
 
@@ -32,12 +32,14 @@ class Builtin:
     `on_loop` None: the function only looks at text and is quick. Otherwise `on_loop` takes the function's arguments and
     `seconds`, and keeps that limit by itself.
     `check` is called for every row before a run, with its columns, its gold answer and the function's kwargs from the config;
-    it raises ValueError for a row that the function can never judge.
+    it raises ValueError for a row that the function can never judge. `verbatim`: it reads the response exactly as it is, without
+    the `<think>` that a prompt may have opened.
     """
 
     function: Callable[..., Graded]
     on_loop: Callable[..., Coroutine[Any, Any, Graded]] | None = None
     check: Check | None = None
+    verbatim: bool = False
 
 
 def _check_tests(row: Mapping[str, Any], answer: str | None, kwargs: Mapping[str, Any]) -> None:
@@ -59,7 +61,7 @@ BUILTINS: dict[str, Builtin] = {
     "fuzzy_match": Builtin(fuzzy_match),
     "multiple_choice": Builtin(multiple_choice, check=check_choices),
     "length_target": Builtin(length_target),
-    "regex_format": Builtin(regex_format, in_thread(regex_format)),
+    "regex_format": Builtin(regex_format, in_thread(regex_format), verbatim=True),
     "json_schema": Builtin(json_schema, in_thread(json_schema)),
     "reasoning_gym_score": Builtin(reasoning_gym_score, in_thread(reasoning_gym_score)),
     "code_tests": Builtin(code_tests, in_thread(code_tests), _check_tests),

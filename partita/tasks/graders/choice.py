@@ -25,6 +25,7 @@ _SAID = (
 # A lower-case letter needs parentheses or the end of its line: "the answer is a cat".
 _LETTER = r"(?:\(([A-Za-z])\)|([A-Z])\b(?!['’])|([a-z])(?=\s*[.)]?\s*$))"
 _STATEMENT = re.compile(rf"(?i:{_SAID}){_LETTER}", re.MULTILINE)
+_STATED_TEXT = re.compile(rf"(?i:{_SAID})(\S.*)$", re.MULTILINE)
 _BARE = re.compile(r"\(([A-Z])\)")
 _ALONE = re.compile(r"\s*\(?([A-Za-z])\)?[.:)]?\s*")
 _ANOTHER = re.compile(r"\s*(?:,|/|&|;|\bor\b|\band\b)\s*(?:or\s|and\s)?\(?[A-Z]\b\)?(?!['’])")
@@ -122,8 +123,17 @@ def _named(text: str, texts: Mapping[str, str]) -> str | None:
         return held[0] if by_text.get(plain(held[1]), held[0]) == held[0] else None
     if plain(text) in by_text:
         return by_text[plain(text)]
+    if (letter := by_text.get(_stated_text(text))) is not None:
+        return letter
     letter = named_choice(text)
     return letter if not texts or letter in texts else None
+
+
+def _stated_text(text: str) -> str:
+    """What the last statement says to be the answer, "" for nothing and for a letter."""
+    stated = _STATED_TEXT.findall(_MARKS.sub(lambda found: found[1] or "", text[-_LOOKED_AT:]))
+    said = plain(stated[-1]) if stated else ""
+    return said if len(said) > 1 else ""
 
 
 def plain(text: str) -> str:

@@ -17,6 +17,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from partita.tasks.functions import ending
 from partita.tasks.graders.code_compare import same_output, same_value
 from partita.tasks.graders.code_rows import BadTestsError, Call, Code, Program, Test, read_tests
 from partita.tasks.graders.final import after_thinking, fenced_blocks
@@ -28,11 +29,21 @@ _MARKS = ("python", "python3", "py")
 # Signatures that come with a problem use these names without an import.
 _TYPES = "from typing import *\n"
 
+_SHOWN = 100  # characters of a value in a note
 Verdict = Literal["passed", "failed", "late"]
+Graded = dict[str, float | str]
 
 
 class UnfinishedError(RuntimeError):
     """There was no time for all tests although none of them failed, so nothing is known about the program."""
+
+
+@dataclass(frozen=True)
+class _Judged:
+    """What came out of a test; why: what went wrong in one that was not passed."""
+
+    verdict: Verdict
+    why: str = ""
 
 
 @dataclass(frozen=True)
@@ -53,14 +64,15 @@ def code_tests(
     max_tests: int | None = None,
     prelude: str = "",
     limit_seconds: float = LIMIT_SECONDS,
-) -> dict[str, float]:
+) -> Graded:
     """1.0 when the response's program passes all tests of its row, else 0.0; with `fraction`, the share that it passes.
 
     The tests are found as `code_rows` says. test_seconds: processor time for one test; three times as much by the clock.
     memory_mb: for one test. tolerance: of numbers with a decimal point, see `code_compare`. max_tests: the first ones
     only. prelude: code run before the program, as imports that a data set takes for granted. limit_seconds: no test is
     started later than this after the first; where it is a reward, reward.timeout_seconds.
-    Parts: passed (the share), tests, late (tests that ran out of time), program (0.0 where the response has none).
+    Parts: passed (the share), tests, late (tests that ran out of time), program (0.0 where the response has none). Note:
+    failure, the first test that was not passed and what happened in it.
     Raises BadTestsError for a row without usable tests, SandboxError where programs cannot be contained, UnfinishedError.
     """
     options = _Options(Limits(math.ceil(test_seconds), 3 * test_seconds, memory_mb), tolerance, prelude)
@@ -76,24 +88,35 @@ def find_program(response: str) -> str | None:
     return textwrap.dedent(chosen[-1]) if chosen and chosen[-1].strip() else None
 
 
-def _judge(response: str, tests: Sequence[Test], fraction: bool, options: _Options, seconds: float) -> dict[str, float]:
+def _judge(response: str, tests: Sequence[Test], fraction: bool, options: _Options, seconds: float) -> Graded:
     code = find_program(response)
     if code is None:
-        return {"score": 0.0, "passed": 0.0, "tests": len(tests), "late": 0.0, "program": 0.0}
+        why = "no closed block marked as python, and none without a mark"
+        return {"score": 0.0, "passed": 0.0, "tests": len(tests), "late": 0.0, "program": 0.0, "failure": why}
     with borrow() as sandbox:
-        verdicts = _run_all(sandbox, code, tests, fraction, options, seconds)
+        ran = _run_all(sandbox, code, tests, fraction, options, seconds)
+    verdicts = [one.verdict for one in ran]
     passed = verdicts.count("passed") / len(tests)
     score = passed if fraction else float(passed == 1.0)
-    return {"score": score, "passed": passed, "tests": len(tests), "late": verdicts.count("late"), "program": 1.0}
+    found: Graded = {
+        "score": score,
+        "passed": passed,
+        "tests": len(tests),
+        "late": verdicts.count("late"),
+        "program": 1.0,
+    }
+    failures = [f"test {number} of {len(tests)}: {one.why}" for number, one in enumerate(ran, 1) if one.why]
+    return found | {"failure": failures[0]} if failures else found
 
 
 def _run_all(
     sandbox: Sandbox, code: str, tests: Sequence[Test], fraction: bool, options: _Options, seconds: float
-) -> list[Verdict]:
-    """Verdicts up to where the rest cannot change what is known, or may not be started any more."""
-    verdicts: list[Verdict] = []
+) -> list[_Judged]:
+    """What is known of the tests, up to where the rest cannot change the score, or may not be started any more."""
+    judged: list[_Judged] = []
     deadline = time.monotonic() + seconds
     for test in tests:
+        verdicts = [one.verdict for one in judged]
         if verdicts and time.monotonic() > deadline:
             # A program that was late before explains the lack of time; so does one that is judged wrong already.
             if "late" in verdicts or (not fraction and "failed" in verdicts):
@@ -102,13 +125,13 @@ def _run_all(
                 f"only {len(verdicts)} of {len(tests)} tests were run within {seconds:g} seconds (reward.timeout_seconds), "
                 "none of them too slow by itself; raise it or set max_tests"
             )
-        verdicts.append(_run(sandbox, code, test, options))
-        if verdicts[-1] == "late" and not fraction:
+        judged.append(_run(sandbox, code, test, options))
+        if judged[-1].verdict == "late" and not fraction:
             break  # wrong already, and the next would take as long
-    return verdicts
+    return judged
 
 
-def _run(sandbox: Sandbox, code: str, test: Test, options: _Options) -> Verdict:
+def _run(sandbox: Sandbox, code: str, test: Test, options: _Options) -> _Judged:
     if isinstance(test, Program):
         return _run_program(sandbox, Source(code, options.prelude), test, options)
     source = Source(code, _TYPES + options.prelude)
@@ -119,28 +142,40 @@ def _run(sandbox: Sandbox, code: str, test: Test, options: _Options) -> Verdict:
     )
 
 
-def _run_program(sandbox: Sandbox, source: Source, test: Program, options: _Options) -> Verdict:
+def _run_program(sandbox: Sandbox, source: Source, test: Program, options: _Options) -> _Judged:
     ran = sandbox.program(source, test.stdin.encode(errors="surrogateescape"), options.limits)
-    right = ran.code == 0 and same_output(test.expected, ran.result.decode(errors="replace"), options.tolerance)
-    return _verdict(ran, right)
+    printed = ran.result.decode(errors="replace")
+    if ran.code == 0 and same_output(test.expected, printed, options.tolerance):
+        return _Judged("passed")
+    return _not_passed(ran, f"printed {_short(printed)}, expected {_short(test.expected)}")
 
 
-def _run_call(sandbox: Sandbox, source: Source, test: Call, options: _Options) -> Verdict:
+def _run_call(sandbox: Sandbox, source: Source, test: Call, options: _Options) -> _Judged:
     try:
         ran, value = sandbox.call(source, test.name, test.arguments, options.limits)
-        right = ran.code == 0 and any(same_value(expected, value, options.tolerance) for expected in test.expected)
-    except (ValueError, TypeError, ArithmeticError, RecursionError):  # what came back is no plain value
-        return "failed"
-    return _verdict(ran, right)
+        if ran.code == 0 and any(same_value(expected, value, options.tolerance) for expected in test.expected):
+            return _Judged("passed")
+        return _not_passed(ran, f"{test.name} returned {_short(value)}, expected {_short(test.expected[0])}")
+    except (ValueError, TypeError, ArithmeticError, RecursionError) as error:
+        return _Judged("failed", f"{test.name} returned no plain data: {_short(str(error))}")
 
 
-def _run_code(sandbox: Sandbox, source: Source, test: Code, options: _Options) -> Verdict:
+def _run_code(sandbox: Sandbox, source: Source, test: Code, options: _Options) -> _Judged:
     ran = sandbox.tests(source, test.source, options.limits)
     verdict = json.loads(ran.result) if ran.code == 0 else {}
     if "broken" in verdict:
         raise BadTestsError(f"{test.about} cannot be run: {verdict['broken']}")
-    return _verdict(ran, verdict.get("passed", False))
+    return _Judged("passed") if verdict.get("passed") else _not_passed(ran, _short(str(verdict.get("failed", ""))))
 
 
-def _verdict(ran: Ran, right: bool) -> Verdict:
-    return "passed" if right else "late" if ran.timed_out else "failed"
+def _not_passed(ran: Ran, wrong: str) -> _Judged:
+    """wrong: what to say of a process that came to a good end."""
+    if ran.code is None or ran.timed_out:
+        return _Judged("late", "ran out of time")
+    return _Judged("failed", f"ended with {ending(ran.code)}" if ran.code else wrong)
+
+
+def _short(value: Any) -> str:
+    """The start of a value, of which a program may have made a huge one."""
+    text = repr(value[:_SHOWN] if isinstance(value, str | list) else value)
+    return text if len(text) <= _SHOWN else text[:_SHOWN] + "..."

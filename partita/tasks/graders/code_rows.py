@@ -83,16 +83,18 @@ def _from_text(text: str, column: str) -> Sequence[Test]:
 
 
 def _from_object(found: Any, column: str) -> Sequence[Test]:
-    """{inputs, outputs, fn_name?}, or a list of {input, output, fn_name?}."""
+    """{inputs, outputs, fn_name?}, or a list of {input, output, fn_name? or metadata.func_name? (LiveCodeBench)}."""
     if isinstance(found, list) and found and all(isinstance(case, Mapping) for case in found):
         keys = {"input", "output"} - set.intersection(*(set(case) for case in found))
         if keys:
             raise BadTestsError(
                 f"{column}: a test has no {' and no '.join(sorted(keys))}; its keys are {', '.join(found[0])}"
             )
-        found = {"inputs": [case["input"] for case in found], "outputs": [case["output"] for case in found]} | (
-            {"fn_name": found[0]["fn_name"]} if found[0].get("fn_name") else {}
-        )
+        found = {
+            "inputs": [case["input"] for case in found],
+            "outputs": [case["output"] for case in found],
+            "fn_name": _one_function(found, column),
+        }
     if not isinstance(found, Mapping) or not all(isinstance(found.get(key), list) for key in ("inputs", "outputs")):
         raise BadTestsError(f"{column} has no lists `inputs` and `outputs`, and is no list of {{input, output}}")
     inputs, outputs = found["inputs"], found["outputs"]
@@ -107,6 +109,23 @@ def _from_object(found: Any, column: str) -> Sequence[Test]:
         Call(found["fn_name"], _arguments(given, column), _expected(out, wrapped))
         for given, out in zip(inputs, outputs, strict=True)
     )
+
+
+def _one_function(cases: Sequence[Mapping[str, Any]], column: str) -> str | None:
+    """The function that all of the tests are for, None for whole programs. Raises BadTestsError."""
+    names = {case.get("fn_name") or _func_name(case.get("metadata")) for case in cases}
+    if len(names) > 1:
+        raise BadTestsError(
+            f"{column}: its tests are for {', '.join(sorted(map(str, names)))}; expected one function for all"
+        )
+    name = names.pop()
+    if name is None and any(case.get("testtype") == "functional" for case in cases):
+        raise BadTestsError(f"{column}: a test of a function has neither fn_name nor metadata.func_name")
+    return name
+
+
+def _func_name(metadata: Any) -> Any:
+    return metadata.get("func_name") if isinstance(metadata, Mapping) else None
 
 
 def _lines(value: Any) -> str:

@@ -26,10 +26,10 @@ def dapo_answer(
 ) -> dict[str, float]:
     """`right` when the last `Answer:` line of the response equals `answer`, else `wrong`; the part `accuracy` is 1.0 or 0.0.
 
-    boxed: a response without such a line is judged by its last box. Raises PoolError when math-verify cannot be started.
+    boxed: a response without such a line is judged by its last box. limit_seconds and what is raised: see `math.same_answer`.
     """
     given = answer_line(response, boxed)
-    correct = given is not None and same_answer(answer, given, min(limit_seconds, LIMIT_SECONDS))
+    correct = given is not None and same_answer(answer, given, limit_seconds)
     return {"score": right if correct else wrong, "accuracy": float(correct)}
 
 

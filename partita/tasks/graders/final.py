@@ -9,12 +9,19 @@ import re
 
 _FENCE = re.compile(r"[ \t]*+(`{3,}+|~{3,}+)[ \t]*+([^\s`]*+)[^`]*+")
 _OPEN, _CLOSE = "<answer>", "</answer>"
+_THINK = "<think>"
+
+
+def with_opened_thought(prompt: str, response: str) -> str:
+    """The response with the `<think>` that the prompt ends with, as the templates of some models do; else as it is."""
+    opened = prompt.rstrip().endswith(_THINK) and not response.lstrip().startswith(_THINK)
+    return _THINK + response if opened else response
 
 
 def after_thinking(response: str) -> str | None:
     """What follows the last `</think>`; None where a `<think>` is not closed."""
     response = response.rpartition("</think>")[2]
-    return None if "<think>" in response else response
+    return None if _THINK in response else response
 
 
 def final_text(response: str) -> str:
@@ -26,9 +33,21 @@ def final_text(response: str) -> str:
         return ""
     if "\\boxed" in text:
         return last_box(text) or ""
-    if _CLOSE in text:
-        return text.rpartition(_CLOSE)[0].rpartition(_OPEN)[2].strip()
-    return text.strip()
+    return (last_tagged(text) or "") if has_tags(text) else text.strip()
+
+
+def has_tags(text: str) -> bool:
+    """Whether `<answer>` or `</answer>` stands in it."""
+    return _OPEN in text or _CLOSE in text
+
+
+def last_tagged(text: str) -> str | None:
+    """What stands in the last `<answer>...</answer>`, or before the first `</answer>` where the prompt opened it; None when it
+    is empty or not closed.
+    """
+    if text.rfind(_OPEN) > text.rfind(_CLOSE):
+        return None
+    return text.rpartition(_CLOSE)[0].rpartition(_OPEN)[2].strip() or None
 
 
 def last_box(text: str) -> str | None:

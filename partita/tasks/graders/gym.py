@@ -1,6 +1,6 @@
 """Judges answers to reasoning-gym's tasks by the scorer of the task itself, of which some give part of the points.
 
-Left out: making such tasks; write them to a file with reasoning-gym's `create_dataset`.
+Left out: making such tasks (`tasks.gym_rows`).
 """
 
 from __future__ import annotations

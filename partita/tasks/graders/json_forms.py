@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import json
 from typing import Any
 
 try:
@@ -14,9 +15,15 @@ except ImportError as error:
     ) from error
 
 
-def fits(value: Any, schema: Any) -> float:
-    """1.0 where the value fits the schema. Raises jsonschema's SchemaError for a bad one."""
+def fits(text: str, schema: Any) -> float:
+    """1.0 where a text of JSON fits the schema; one that is nested too deeply to be checked does not. Raises jsonschema's
+    SchemaError for a bad schema.
+    """
     kind = _validators.validator_for(schema)
     kind.check_schema(schema)
     # An empty registry: nothing is fetched for a $ref.
-    return float(kind(schema, registry=_referencing.Registry()).is_valid(value))
+    checker = kind(schema, registry=_referencing.Registry())
+    try:
+        return float(checker.is_valid(json.loads(text)))
+    except RecursionError:
+        return 0.0

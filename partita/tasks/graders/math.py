@@ -3,10 +3,11 @@
 Where the answer is taken from, in this order; only what follows `</think>` counts, and an unclosed `<think>` is no
 answer:
 1. a response with `\\boxed`: the last box. An empty or unfinished last box is no answer, whatever an earlier one says.
-2. a line that starts with `####`: what follows the last one.
-3. a single letter A to J as gold: the choice named, see `graders.choice`.
-4. the last formula that is said to be the answer, as `the answer is $x^2$`.
-5. a number as gold: the last number in the text.
+2. a response with `<answer>`: the last `<answer>...</answer>`, read as below, or whole. An unfinished one is no answer.
+3. a line that starts with `####`: what follows the last one.
+4. a single letter A to J as gold: the choice named, see `graders.choice`.
+5. the last formula that is said to be the answer, as `the answer is $x^2$`.
+6. a number as gold: the last number in the text.
 
 Equal are: equal numbers (exactly; thousands marks, units, currency and a leading `x =` aside; with a percent sign on
 one side only, n% matches n and n/100), equal words, and whatever math-verify holds for equal in either direction.
@@ -22,21 +23,28 @@ import asyncio
 import re
 
 from partita.tasks.graders.choice import boxed_choice, named_choice
-from partita.tasks.graders.final import after_thinking, last_box
+from partita.tasks.graders.final import after_thinking, has_tags, last_box, last_tagged
 from partita.tasks.graders.number import Number, equal, last_number, read_number, tidy
+from partita.tasks.graders.units import take_known_unit
 from partita.tasks.graders.workers import call
 
-LIMIT_SECONDS = 5.0  # a comparison that takes longer, or more memory than `graders.workers` gives, counts as wrong
+PROCESSOR_SECONDS = 5.0  # a comparison that needs more, or more memory than `graders.workers` gives, counts as wrong
+LIMIT_SECONDS = 60.0  # by the clock, where the caller sets none
 MAX_ANSWER = 500  # characters; longer final answers are wrong unread
 
 _LAST_HASHES = re.compile(r"^[ \t]*####[ \t]*(.*)$", re.MULTILINE)
-_STATED = re.compile(r"\banswer(?:\s+is)?\s*:?\s*\$([^$\n]{1,500})\$", re.IGNORECASE)
+# Without going back over white space: a response may be answer after answer of it.
+_STATED = re.compile(
+    r"\banswer(?:\s++is\b)?+\s*+:?\s*+(?:\$\$?+([^$\n]{1,500})\$|\\[(\[]([^\n]{1,500}?)\\[)\]])", re.IGNORECASE
+)
 _WORDS = re.compile(r"[A-Za-z][A-Za-z' -]*")
 _LEAD = re.compile(r"(?:the\s+)?(?:final\s+|correct\s+)?answer(?:\s+is\b|\s*[:=])\s*:?\s*", re.IGNORECASE)
 # A relation without a left side, or a row that goes on: equal only to the very same.
 _NO_VALUE = re.compile(
     r"\s*(?:[<>≤≥≠]|\\(?:[lg](?:e|eq|t|eqslant)|neq?|neg|lnot)(?![A-Za-z]))|.*\\(?:[lc]?dots)\b", re.DOTALL
 )
+_ANGLE = re.compile(r"\\(?:sin|cos|tan|cot|sec|csc)(?![A-Za-z])")
+_DEGREES = re.compile(r"(\d+(?:\.\d+)?) ?(?:\^ ?\{? ?\\circ ?\}?|°|\\degree(?![A-Za-z]))")
 _BASE = re.compile(r"\d+_\{?(\d+)\}?")
 # A word of a sentence; names of functions are none, one of these letters by itself is a unit.
 _WORD = re.compile(
@@ -44,23 +52,31 @@ _WORD = re.compile(
 )
 
 
+class UnjudgedError(RuntimeError):
+    """A comparison did not come to its end because it got too little of a processor: nothing is known of the answer."""
+
+
 def math_correct(response: str, answer: str) -> float:
     """1.0 when the response's final answer equals `answer`, else 0.0; see the module for the rules.
 
-    Safe to call from any thread. Raises PoolError when math-verify cannot be started.
+    Safe to call from any thread. Raises PoolError when math-verify cannot be started, UnjudgedError on a machine that is too busy.
     """
     given = final_answer(response, answer)
     return float(given is not None and same_answer(answer, given))
 
 
 async def math_correct_async(response: str, answer: str, seconds: float = LIMIT_SECONDS) -> float:
-    """`math_correct` for an event loop: a slow comparison does not hold it up, and is given up after `seconds`."""
+    """`math_correct` for an event loop: a slow comparison does not hold it up. seconds: see `same_answer`."""
     given = final_answer(response, answer)
     return float(given is not None and await same_answer_async(answer, given, seconds))
 
 
 def same_answer(gold: str, given: str, seconds: float = LIMIT_SECONDS) -> bool:
-    """Whether an answer equals the gold answer; a comparison that takes longer than `seconds` says no. Raises PoolError."""
+    """Whether an answer equals the gold answer.
+
+    A comparison that needs more of a processor than PROCESSOR_SECONDS, or than half of `seconds`, says no. Raises UnjudgedError
+    for one that did not get as much within `seconds` by the clock, and PoolError.
+    """
     quick = quick_equal(gold, given)
     return _same_value(gold, given, seconds) if quick is None else quick
 
@@ -68,7 +84,7 @@ def same_answer(gold: str, given: str, seconds: float = LIMIT_SECONDS) -> bool:
 async def same_answer_async(gold: str, given: str, seconds: float = LIMIT_SECONDS) -> bool:
     """`same_answer` for an event loop."""
     quick = quick_equal(gold, given)
-    return await asyncio.to_thread(_same_value, gold, given, min(seconds, LIMIT_SECONDS)) if quick is None else quick
+    return await asyncio.to_thread(_same_value, gold, given, seconds) if quick is None else quick
 
 
 def final_answer(response: str, answer: str) -> str | None:
@@ -78,15 +94,24 @@ def final_answer(response: str, answer: str) -> str | None:
         return None
     if "\\boxed" in text:
         return last_box(text)
+    if not has_tags(text):
+        return _unmarked_answer(text, answer)
+    tagged = last_tagged(text)
+    return None if tagged is None else _unmarked_answer(tagged, answer) or tagged
+
+
+def _unmarked_answer(text: str, answer: str) -> str | None:
+    """The final answer of a text without a box."""
     numeric = read_number(answer) is not None
     # "#### Step 2" is a heading of some models: with a number as gold, only a number is an answer.
-    hashes = [line for line in _LAST_HASHES.findall(text) if not numeric or read_number(line) is not None]
-    if hashes:
-        return hashes[-1].strip() or None
+    lines = reversed(_LAST_HASHES.findall(text))
+    line = next((line for line in lines if not numeric or read_number(line) is not None), None)
+    if line is not None:
+        return line.strip() or None
     if re.fullmatch("[A-J]", answer.strip()):
         return named_choice(text)
     if stated := _STATED.findall(text):
-        return stated[-1].strip() or None
+        return "".join(stated[-1]).strip() or None
     number = last_number(text) if numeric else None
     return None if number is None else _written(number)
 
@@ -111,9 +136,10 @@ def quick_equal(gold: str, given: str) -> bool | None:
         return equal(gold_number, given_number)
     if len(plain_gold) == len(plain_given) == 1:
         return False  # two names
-    if _are_words(plain_gold) and _are_words(plain_given.rstrip(". ")):
-        return plain_gold.casefold() == plain_given.rstrip(". ").casefold()
-    return False if _differ(plain_gold, plain_given, gold_number is not None) else None
+    if _are_words(plain_gold) and _are_words(plain_given.rstrip(".! ")):
+        return plain_gold.casefold() == plain_given.rstrip(".! ").casefold()
+    different = _differ(plain_gold, plain_given, gold_number is not None) or _differ_in_unit(gold, given)
+    return False if different else None
 
 
 def _are_words(text: str) -> bool:
@@ -133,6 +159,11 @@ def _differ(gold: str, given: str, gold_is_number: bool) -> bool:
     return gold_is_number and _is_sentence(given)
 
 
+def _differ_in_unit(gold: str, given: str) -> bool:
+    units = {take_known_unit(gold)[1], take_known_unit(given)[1]} - {""}
+    return len(units) > 1
+
+
 def _is_sentence(text: str) -> bool:
     """Whether words stand between numbers."""
     numbers = list(re.finditer(r"\d", text))
@@ -146,5 +177,18 @@ def _brackets(text: str) -> str:
 
 
 def _same_value(gold: str, given: str, seconds: float) -> bool:
-    answers = {"gold": tidy(gold), "given": _LEAD.sub("", tidy(given))}
-    return call("partita.tasks.graders.verify:same_value", answers, seconds).reward == 1.0
+    own = min(PROCESSOR_SECONDS, seconds / 2)
+    asked = {"gold": _as_algebra(gold), "given": _LEAD.sub("", _as_algebra(given)), "processor_seconds": own}
+    outcome = call("partita.tasks.graders.verify:same_value", asked, seconds)
+    if outcome.timed_out:
+        raise UnjudgedError(
+            f"{given!r:.80} was not compared with {gold!r:.80}: no result within {seconds:g} seconds, in which it did not get "
+            f"{own:g} seconds of a processor. The machine is too busy: raise reward.timeout_seconds, or run less beside"
+        )
+    return outcome.reward == 1.0
+
+
+def _as_algebra(answer: str) -> str:
+    """What math-verify reads: no unit that is known, and angles in radians."""
+    text = tidy(take_known_unit(answer)[0])
+    return _DEGREES.sub(r"(\\frac{\1\\pi}{180})", text) if _ANGLE.search(text) else text

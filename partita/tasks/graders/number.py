@@ -1,7 +1,8 @@
 """Reads a number as people and models write it, exactly and without a symbolic engine.
 
-Units, currency signs and a leading `x =` are taken off (`graders.units`); thousands may be set
-apart by comma, `{,}`, `\\,`, `~` or a space. A percent sign is kept as a mark: `60%` stands for 60 and for 0.6, see `equal`.
+Units, currency signs and a leading `x =` are taken off (`graders.units`); thousands may be set apart by comma, `{,}`,
+`\\,`, `~` or a space; minus signs, fractions and exponents may be characters of their own (`−`, `½`, `²`). A percent sign
+is kept as a mark: `60%` stands for 60 and for 0.6, see `equal`.
 
 Left out: anything that needs algebra (roots, pi, sets, intervals); `read_number` says None and `graders.verify` takes
 over.
@@ -10,6 +11,7 @@ over.
 from __future__ import annotations
 
 import re
+import unicodedata
 from dataclasses import dataclass
 from fractions import Fraction
 
@@ -30,7 +32,7 @@ _LATEX_FRACTION = re.compile(
 )
 _SLASH_FRACTION = re.compile(rf"(?P<sign>[+-]?)\s*(?:(?P<whole>\d+)\s+)?(?P<a>{_DECIMAL})\s*/\s*(?P<b>{_SIGNED})")
 _POWER = re.compile(
-    rf"(?:(?P<a>{_SIGNED})\s*(?:\\times|\\cdot|[*x×·])\s*)?10\s*\^\s*(?:\{{\s*(?P<p>[+-]?\d{{1,4}})\s*\}}|(?P<p1>\d))"
+    rf"(?:(?P<a>{_SIGNED})\s*(?:\\times|\\cdot|[*x×·])\s*)?10\s*\^\s*(?:\{{\s*(?P<p>[+-]?\d{{1,4}})\s*\}}|(?P<p1>[+-]?\d{{1,4}}))"
     rf"|(?P<m>{_SIGNED})[eE](?P<e>[+-]?\d{{1,4}})"
 )
 
@@ -46,6 +48,14 @@ _LOOKS = re.compile(
     r"\\(?:color\s*\{\w+\}|[hv]?phantom\s*\{[^{}]*\}|(?:displaystyle|textstyle|left|right|q?quad|tiny|small|normalsize"
     r"|checkmark|[lL]arge|LARGE|[hH]uge)(?![A-Za-z])|[()\[\]])|\\\\\s*$|[`✓✔]|\*\*"
 )
+_ONE_CHARACTER = str.maketrans(
+    dict.fromkeys("−–‒‐‑﹣－", "-")
+    | {"⁄": "/"}
+    | {one: "\\frac{{{}}}{{{}}}".format(*unicodedata.normalize("NFKC", one).split("⁄")) for one in "½⅓⅔¼¾⅕⅖⅗⅘⅙⅚⅛⅜⅝⅞"}
+)
+_RAISED = re.compile("[⁺⁻]?[⁰¹²³⁴⁵⁶⁷⁸⁹]+")
+_SAME = {"\\langle": "(", "\\rangle": ")", "\\varnothing": "\\emptyset"}
+_ROOT = re.compile(r"√ ?(\d+|[A-Za-z]|\([^()]*\))")
 _SPACES = re.compile(r"(?:\\[,;:> ]|~|\s|\u00a0|\u2009|\u202f)+")
 _DEGREES = re.compile(r"\^\s*\{?\s*\\circ\s*\}?|°|\\degree\b|\\circ\b")
 _PERCENT = re.compile(r"\s*(?:\\?%|\b(?:percent|per cent))$", re.IGNORECASE)
@@ -92,9 +102,19 @@ def read_number(text: str) -> Number | None:
     return None if value is None else Number(value, percent, name, unit or currency)
 
 
+def spelled_out(text: str) -> str:
+    """The text with an ASCII minus for all minus signs, and LaTeX for characters that are a fraction or an exponent."""
+    text = text.translate(_ONE_CHARACTER)
+    # NFKC of a raised minus is not the one of a keyboard.
+    text = _ROOT.sub(r"\\sqrt{\1}", text)
+    return _RAISED.sub(lambda found: f"^{{{unicodedata.normalize('NFKC', found[0])}}}".replace("−", "-"), text)
+
+
 def tidy(text: str) -> str:
     """One spelling for minus signs, spaces, thousands commas and text commands; no maths delimiters, sizes, colours."""
-    text = text.strip().replace("−", "-").replace("–", "-").replace("\\!", "").replace("{,}", ",")
+    text = spelled_out(text.strip()).replace("\\!", "").replace("{,}", ",")
+    for command, meaning in _SAME.items():
+        text = text.replace(command, meaning)
     text = _TEXT_COMMAND.sub(r" \1 ", _LOOKS.sub("", _TEXT_COMMAND.sub(r" \1 ", text))).replace(" ^", "^")
     return _SPACES.sub(" ", text).strip()
 
@@ -138,7 +158,9 @@ def _decimal(text: str) -> Fraction:
 _IN_TEXT = re.compile(
     r"(?:(?P<whole>\d+)\s?)?\\[dtc]?frac\s*\{(?P<a>\d+)\}\s*\{(?P<b>\d+)\}"
     r"|(?P<whole1>\d+) (?P<a1>\d+)/(?P<b1>\d+)"
-    r"|(?P<base>\d{1,9})\s?\^\s?(?:\{(?P<power>\d+)\}|(?P<power1>\d+))"
+    r"|(?<![\d^_.,])(?P<times>\d+(?:\.\d+)?)"
+    r"(?:\s?(?:\\times|\\cdot|[×*x])\s?10\s?\^\s?(?:\{(?P<ten>-?\d{1,3})\}|(?P<ten1>-?\d{1,3}))|[eE](?P<ten2>[+-]?\d{1,3})(?!\w))"
+    r"|(?P<base>\d{1,9})\s?\^\s?(?:\{(?P<power>-?\d+)\}|(?P<power1>-?\d+))"
     r"|(?<![\d^_])(?<![\^_]\{)(?<!\^\{-)"
     r"(?P<number>(?:\d{1,3}(?:(?:,|\{,\}|\\,)\d{3})+(?!\d)|\d+)(?:\.\d+)?|(?<![\d.])\.\d+)"
     r"(?:/(?P<below>\d+))?(?P<percent>\s?\\?%)?"
@@ -151,11 +173,12 @@ _LOOKED_AT = 2000  # characters at the end, so that a long response costs no mor
 
 
 def last_number(text: str) -> Number | None:
-    """The last number that appears in running text: also `a/b` without spaces, `\\frac`, a mixed number, a power of a number.
+    """The last number that appears in running text: also `a/b` without spaces, `\\frac`, a mixed number, a power of a number,
+    `2 \\times 10^3` and `2e3`.
 
     Looks at the last 2,000 characters only.
     """
-    text = text[-_LOOKED_AT:]
+    text = spelled_out(text[-_LOOKED_AT:])
     matches = list(_IN_TEXT.finditer(text))
     if not matches:
         return None
@@ -171,8 +194,10 @@ def _found_value(found: dict[str, str | None]) -> Fraction | None:
     if found["number"]:
         value, below = Fraction(re.sub(r"[,{}\\]", "", found["number"])), int(found["below"] or 1)
         return value / below if below else value
+    if found["times"]:
+        return Fraction(found["times"]) * Fraction(10) ** int(found["ten"] or found["ten1"] or found["ten2"] or 0)
     if found["base"]:
-        power = found["power"] or found["power1"] or "1"
-        return Fraction(int(found["base"])) ** int(power) if len(power) < 3 else None
+        base, power = int(found["base"]), found["power"] or found["power1"] or "1"
+        return Fraction(base) ** int(power) if base and len(power) < 4 else None
     whole, above, below = (int(found[name] or found[f"{name}1"] or 0) for name in ("whole", "a", "b"))
     return whole + Fraction(above, below) if below else Fraction(above)

@@ -43,22 +43,26 @@ def json_schema(
     Raises FormError for a bad schema, and for one that takes longer than `limit_seconds`.
     """
     text = after_thinking(response)
-    found = None if text is None else read_json(text)
-    if found is None or schema is None:
-        return float(found is not None)
-    asked = {"value": found[0], "schema": _read_schema(schema)}
+    if text is None or read_json(text) is None:
+        return 0.0
+    if schema is None:
+        return 1.0
+    asked = {"text": _json_text(text), "schema": _read_schema(schema)}
     return _asked("partita.tasks.graders.json_forms:fits", asked, "schema", limit_seconds)
 
 
 def read_json(text: str) -> tuple[Any] | None:
     """The JSON value that a text holds, None where it holds none; NaN and Infinity are not JSON."""
-    blocks = fenced_blocks(text)
-    marked = [content for mark, content in blocks if mark.lower() == "json"]
-    chosen = marked or [content for mark, content in blocks if not mark] or [text]
     try:
-        return (json.loads(chosen[-1], parse_constant=_no_constant),)
+        return (json.loads(_json_text(text), parse_constant=_no_constant),)
     except (ValueError, RecursionError):
         return None
+
+
+def _json_text(text: str) -> str:
+    blocks = fenced_blocks(text)
+    marked = [content for mark, content in blocks if mark.lower() == "json"]
+    return (marked or [content for mark, content in blocks if not mark] or [text])[-1]
 
 
 def _no_constant(name: str) -> float:

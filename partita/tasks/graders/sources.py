@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from partita.tasks.graders.code import code_tests
+from partita.tasks.graders.code import Graded, code_tests
 from partita.tasks.graders.dapo import dapo_answer
 from partita.tasks.graders.math import math_correct
 from partita.tasks.graders.text import exact_match
@@ -64,7 +64,7 @@ def by_data_source(
     row: Mapping[str, Any],
     sources: Mapping[str, str] | None = None,
     limit_seconds: float = 10.0,
-) -> dict[str, float]:
+) -> Graded:
     """What the grader for this data source says; a grader of one number gives that as `score`.
 
     sources: further data sources and graders, as {lab/units: exact_match}. Raises UnknownSourceError, and what the grader
@@ -74,5 +74,5 @@ def by_data_source(
     if name == "code_tests":
         return code_tests(response, row, answer, limit_seconds=limit_seconds)
     if name == "dapo_answer":
-        return dapo_answer(response, answer, limit_seconds=limit_seconds)
+        return {**dapo_answer(response, answer, limit_seconds=limit_seconds)}
     return {"score": float(GRADERS[name](response, answer))}

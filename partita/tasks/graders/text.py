@@ -6,7 +6,6 @@ Left out: mathematics beyond plain numbers; see `graders.math`.
 from __future__ import annotations
 
 import re
-import string
 import unicodedata
 from collections import Counter
 from collections.abc import Sequence
@@ -16,9 +15,12 @@ from typing import Literal
 from partita.tasks.graders.final import final_text
 from partita.tasks.graders.number import equal, last_number, read_number
 
-_THINK_ANSWER = re.compile(r"\s*<think>(.*?)</think>\s*<answer>(.*?)</answer>\s*", re.DOTALL)
+_THINK_ANSWER = re.compile(r"\s*<think>.*</think>\s*<answer>.*</answer>\s*", re.DOTALL)
 _TAG = re.compile(r"</?(?:think|answer)>")
-_NO_PUNCTUATION = str.maketrans("", "", string.punctuation + "…“”‘’«»–—、。，！？：；（）")
+# Not signs that carry a value: in -5, 3.5, 10:30, 50%, C++ or a/b.
+_PUNCTUATION = re.compile(
+    r"""[!"'()*?\[\]`{}_;…“”‘’«»—、。，！？：；（）]|[.,:](?!\d)|(?<=\d),(?=\d{3}(?!\d))|(?<=[^\W\d])[-–](?=[^\W\d])"""
+)
 _LONGEST = 400  # characters that are compared one by one; the time grows with the square
 
 
@@ -30,17 +32,18 @@ def last_number_correct(response: str, answer: str) -> float:
 
 def think_answer_format(response: str) -> float:
     """1.0 for one <think>...</think> followed by one <answer>...</answer> and nothing else, otherwise 0.0."""
-    match = _THINK_ANSWER.fullmatch(response)
-    return float(match is not None and not _TAG.search(match[1]) and not _TAG.search(match[2]))
+    once = len(_TAG.findall(response)) == 4  # first: then the pattern has one way to match
+    return float(once and _THINK_ANSWER.fullmatch(response) is not None)
 
 
 def normalised(text: str, case: bool, space: bool, punctuation: bool, nfkc: bool) -> str:
     """The text without the differences that are switched on: upper case; white space at the ends, and how much between
-    words; punctuation; compatible forms of one Unicode character (full width, ligatures).
+    words; punctuation, but for signs that carry a value (-5, 3.5, 50%); compatible forms of one Unicode character (full
+    width, ligatures).
     """
     text = unicodedata.normalize("NFKC", text) if nfkc else text
     text = text.casefold() if case else text
-    text = text.translate(_NO_PUNCTUATION) if punctuation else text
+    text = _PUNCTUATION.sub("", text) if punctuation else text
     return " ".join(text.split()) if space else text
 
 

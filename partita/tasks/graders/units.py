@@ -18,8 +18,12 @@ day|week|month|yr year|ml mL milliliter millilitre|l L liter litre|$ USD dollar|
 """
 _KNOWN = {name: line.split()[0] for line in _NAMES.strip().replace("\n", "|").split("|") for name in line.split()}
 
-_WORD = r"(?:[A-Za-z]{2,}|[mgshlLCFKWVJN])(?:\^\{?[23]\}?|[²³])?"
+_WORD = r"(?:[A-Za-z]{2,}|[mgshlLCFKWVJN])(?:\^\{?-?[123]\}?)?"
 _BEHIND = re.compile(rf"(?<=[\d.}} ])\s*({_WORD}(?:(?:\s*[/·.-]\s*|\s+|\s*\\cdot\s*){_WORD}){{0,4}})\.?$")
+_IN_COMMAND = re.compile(
+    r"\\(?:text|textrm|textbf|textit|mathrm|mbox)\s*\{\s*([^{}]*)\}\s*(\^\s*\{?-?[123]\}?)?[.$\s]*$"
+)
+_LONG_WORD = re.compile(r"\s*[A-Za-z]{2}")
 _QUOTIENT = re.compile(rf"\\[dt]?frac\s*\{{({_WORD})\}}\s*\{{({_WORD})\}}$")
 # Words that change the value or join it to another one: a number with such a tail is not a number with a unit.
 _NO_UNIT = re.compile(
@@ -51,9 +55,21 @@ def take_unit(text: str) -> tuple[str, str]:
     return text[: found.start()].strip(), _name(found[1])
 
 
+def take_known_unit(text: str) -> tuple[str, str]:
+    """An answer that needs algebra without the known unit that it ends with, and its name; unchanged and "" without one.
+
+    By itself, one letter is a variable: it is a unit only in a command for text, as `\\text{ m}`.
+    """
+    found = _IN_COMMAND.search(text)
+    if found and (unit := _name(found[1] + (found[2] or ""))):
+        return text[: found.start()], unit
+    rest, unit = take_unit(text)
+    return (rest, unit) if unit and _LONG_WORD.match(text, len(rest)) else (text, "")
+
+
 def _name(unit: str) -> str:
     """One spelling of a unit all of whose words are known, else ""."""
-    unit = re.sub(r"[\^{}]", "", unit.replace("²", "2").replace("³", "3").replace("\\cdot", "·"))
+    unit = re.sub(r"[\^{}]", "", unit.strip().replace("\\cdot", "·"))
     unit = re.sub(r"\s*([/·])\s*|\s+", lambda found: found[1] or "·", unit)
     parts = re.split(r"([/·])", unit)  # words and the marks between them
     named = [part if part in "/·" else _word(part) for part in parts]

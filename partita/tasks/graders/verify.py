@@ -1,11 +1,12 @@
 """Symbolic comparison with math-verify. Runs in worker processes only: an expression may take for ever or all memory.
 
-Left out: a time limit. math-verify's own uses signals, which a thread never gets; the process is killed instead.
+Left out: math-verify's own time limit, whose signal does not end what it interrupts.
 """
 
 from __future__ import annotations
 
 import logging
+import signal
 from typing import Any
 
 from math_verify import parse, verify
@@ -16,10 +17,18 @@ for _name in ("math_verify.parser", "math_verify.grader", "math_verify.utils"):
     logging.getLogger(_name).setLevel(logging.CRITICAL)
 
 
-def same_value(gold: str, given: str) -> bool:
-    """Whether two LaTeX expressions mean the same. Tried both ways round, as math-verify is not symmetric, and with i as a
-    name and as the imaginary unit.
-    """
+def same_value(gold: str, given: str, processor_seconds: float) -> bool:
+    """Whether two LaTeX expressions mean the same. The process is ended when it needs more than `processor_seconds`."""
+    # Nobody handles its signal, so that it ends the process, also in the midst of a computation in C.
+    signal.setitimer(signal.ITIMER_PROF, processor_seconds)
+    try:
+        return _same(gold, given)
+    finally:
+        signal.setitimer(signal.ITIMER_PROF, 0)
+
+
+def _same(gold: str, given: str) -> bool:
+    """Tried both ways round, as math-verify is not symmetric, and with i as a name and as the imaginary unit."""
     golds, givens = (parse(f"\\boxed{{{text}}}", parsing_timeout=0) for text in (gold, given))
     if not golds or not givens:
         return False

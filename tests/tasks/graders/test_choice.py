@@ -74,6 +74,11 @@ def test_a_box_holds_a_choice_or_something_else(box, choice):
         ("Paris", "B", CITIES, 1),
         ("Paris, Texas", "D", CITIES, 1),
         ("Paris or London", "B", CITIES, 0),
+        ("It is in France, so the answer is **Paris**.", "B", CITIES, 1),
+        ("The answer is Rome. No: the answer is Paris.", "B", CITIES, 0),  # the last statement is not one text
+        ("The answer is Rome.\nNo: the answer is Paris.", "B", CITIES, 1),
+        ("The answer is Paris or Rome.", "B", CITIES, 0),
+        ("The answer is not Paris", "B", CITIES, 0),
         ("E", "B", CITIES, 0),
         ("<think>B</think>A", "B", CITIES, 0),
         ("<think>B", "B", CITIES, 0),

@@ -71,10 +71,34 @@ def test_functions(code, reward):
     assert code_tests(block(code), CLIP)["score"] == reward
 
 
+@pytest.mark.parametrize(
+    ("response", "row", "failure"),
+    [
+        (block("print(0)"), SUM, "test 1 of 2: printed '0\\n', expected '6\\n'"),
+        (block(RIGHT.replace("sum(", "abs(sum(") + ")"), SUM, "test 2 of 2: printed '5\\n', expected '-5\\n'"),
+        (block("1 / 0"), SUM, "test 1 of 2: ended with exit code 1"),
+        (block("import ctypes; ctypes.string_at(0)"), SUM, "test 1 of 2: ended with signal 11 (SIGSEGV)"),
+        (block("print('x' * 10_000)"), SUM, "test 1 of 2: printed '" + "x" * 99 + "..., expected '6\\n'"),
+        (block("def clip_at(xs, top): return xs"), CLIP, "test 1 of 2: clip_at returned [5, 9, 2], expected [[4, 4, 2]]"),
+        (block("def clip_at(xs, top): return print"), CLIP, "test 1 of 2: ended with exit code 1"),
+        (block("def f(x): return 1"), {"test_list": ["assert f(1) == 2, 'no'"]}, "test 1 of 1: 'AssertionError: no'"),
+        ("print(0)", SUM, "no closed block marked as python, and none without a mark"),
+    ],
+)  # fmt: skip
+def test_a_note_says_which_test_was_not_passed_and_why(response, row, failure):
+    assert code_tests(response, row)["failure"] == failure
+
+
+def test_a_right_program_has_no_such_note():
+    assert code_tests(block(RIGHT), SUM) == {"score": 1.0, "passed": 1.0, "tests": 2, "late": 0, "program": 1.0}
+
+
 def test_a_hanging_program_is_wrong_within_its_limit():
     started = time.monotonic()
     found = code_tests(block("while True: pass"), SUM, test_seconds=1.0)
-    assert found == {"score": 0.0, "passed": 0.0, "tests": 2, "late": 1.0, "program": 1.0}
+    assert found == {
+        "score": 0.0, "passed": 0.0, "tests": 2, "late": 1.0, "program": 1.0, "failure": "test 1 of 2: ran out of time",
+    }  # fmt: skip
     assert time.monotonic() - started < 6
 
 
@@ -88,6 +112,7 @@ def test_asserts_and_check_functions():
     row = {"test_list": ["assert add(1, 2) == 3", "assert add(0, 0) == 0", "assert add(-1, 1) == 5"]}
     assert code_tests(block("def add(a, b): return a + b"), row) == {
         "score": 0.0, "passed": pytest.approx(2 / 3), "tests": 3, "late": 0.0, "program": 1.0,
+        "failure": "test 3 of 3: 'AssertionError: '",
     }  # fmt: skip
     row = {
         "test": "def check(candidate):\n    assert candidate(2) == 4\n    assert candidate([1]) == [1, 1]",
@@ -175,6 +200,7 @@ def test_as_a_reward_it_has_parts_options_and_errors():
 
     half = scored(block("n = int(input())\nprint(abs(sum(map(int, input().split()))))"), SUM)
     assert (half.status, half.reward, half.parts["code_tests/passed"]) == ("ok", 0.0, 0.5)
+    assert half.notes == {"code_tests/failure": "test 2 of 2: printed '5\\n', expected '-5\\n'"}
     assert scored(block("import os; os.kill(os.getppid(), 9)"), SUM).status == "ok"
     failed = scored(block(RIGHT), {"input_output": ""})
     assert (failed.status, failed.reward) == ("reward_error", None) and "the row has no tests" in failed.error

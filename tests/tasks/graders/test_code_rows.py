@@ -43,6 +43,14 @@ def test_functions_with_arguments_and_values():
     )
 
 
+def test_functions_as_livecodebench_names_them():
+    case = {"input": "[1]\n2", "output": "3", "testtype": "functional", "metadata": {"func_name": "f"}}
+    assert read_tests({}, json.dumps([case])) == (Call("f", [[1], 2], ["3", 3]),)
+    assert read_tests({}, json.dumps([{**case, "testtype": "stdin", "metadata": {"func_name": None}}])) == (
+        Program("[1]\n2", "3"),
+    )
+
+
 def test_asserts_and_check_functions():
     row = {
         "test_list": ["assert f(1) == 2", "assert f(2) == 3"],
@@ -71,6 +79,12 @@ def test_asserts_and_check_functions():
         ({"input_output": '[{"input": "1"}]'}, None, "no output; its keys are input"),
         ({"input_output": '{"fn_name": "f", "inputs": [5], "outputs": [6]}'}, None, "arguments 5 are no list"),
         ({"input_output": '{"fn_name": "f", "inputs": ["x"], "outputs": [6]}'}, None, "arguments 'x' are not JSON"),
+        ({}, '[{"input": "1", "output": "1", "testtype": "functional"}]', "neither fn_name nor metadata.func_name"),
+        (
+            {},
+            '[{"input": "1", "output": "1", "fn_name": "f"}, {"input": "1", "output": "1"}]',
+            "its tests are for None, f; expected one function",
+        ),
         ({"test_list": []}, None, "test_list is empty"),
         ({"test": " ", "entry_point": "f"}, None, "test is empty"),
     ],

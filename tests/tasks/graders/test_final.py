@@ -1,6 +1,6 @@
 import pytest
 
-from partita.tasks.graders.final import after_thinking, fenced_blocks, final_text, last_box
+from partita.tasks.graders.final import after_thinking, fenced_blocks, final_text, last_box, with_opened_thought
 
 
 @pytest.mark.parametrize(
@@ -12,6 +12,9 @@ from partita.tasks.graders.final import after_thinking, fenced_blocks, final_tex
         ("\\boxed{Rome} no \\boxed{Paris}", "Paris"),
         ("\\boxed{Rome} no \\boxed{", ""),
         ("<answer>Rome</answer> or <answer> Paris </answer>.", "Paris"),
+        ("<answer>Rome</answer>, no, <answer>Paris", ""),
+        ("<answer> </answer>", ""),
+        ("Paris</answer> as the prompt began it", "Paris"),
         ("<think>Rome</think>Paris", "Paris"),
         ("<think>\\boxed{Rome}</think>Paris", "Paris"),
         ("<think>Paris", ""),
@@ -25,6 +28,13 @@ def test_the_final_text(response, text):
 def test_what_follows_the_thinking():
     assert after_thinking("a</think>b</think>c") == "c" and after_thinking("abc") == "abc"
     assert after_thinking("<think>a") is None and after_thinking("a</think><think>b") is None
+
+
+def test_a_thought_that_the_prompt_opened_belongs_to_the_response():
+    assert with_opened_thought("<user>Why?<assistant><think>\n", "so </think> 5") == "<think>so </think> 5"
+    assert with_opened_thought("<assistant><think>", "<think>so</think> 5") == "<think>so</think> 5"
+    for prompt in ("<assistant>", "Use <think> tags.<assistant>", "<assistant><think></think>"):
+        assert with_opened_thought(prompt, "5") == "5"
 
 
 def test_the_last_box_balances_its_braces():

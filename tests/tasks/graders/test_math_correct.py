@@ -7,7 +7,15 @@ from pathlib import Path
 import pytest
 
 from partita.tasks.dataset import DatasetConfig, load_rows
-from partita.tasks.graders.math import final_answer, math_correct, math_correct_async, quick_equal
+from partita.tasks.graders import math
+from partita.tasks.graders.math import (
+    UnjudgedError,
+    final_answer,
+    math_correct,
+    math_correct_async,
+    quick_equal,
+    same_answer,
+)
 
 ROWS = Path(__file__).parents[1] / "gsm8k_rows.jsonl"
 # By hand: gold answer, response, whether it is right, and why.
@@ -113,6 +121,15 @@ def test_all_adversarial_answers_are_judged_right():
         # the answer line of the data's own format, and headings that look like it
         ("24*45\n#### 1,080", "1080", 1),
         ("#### Step 1\n24*45=1080\n#### Step 2\nIt is 1080", "1080", 1),
+        # tags
+        ("<answer>5</answer>, in 3 steps", "5", 1),
+        ("<answer>It is 5 dollars</answer>, in 3 steps", "5", 1),
+        ("<answer>\\sqrt{2}</answer>", "\\sqrt{2}", 1),
+        ("<answer>(B)</answer> and not (A)", "B", 1),
+        ("<answer>6</answer> <answer>5</answer>", "5", 1),
+        ("<answer>5</answer> <answer>", "5", 0),
+        ("<answer></answer> 5", "5", 0),
+        ("<answer>\\boxed{5}</answer>", "5", 1),
         # words
         (box("\\text{Tuesday}"), "tuesday", 1),
         (box("Tuesady"), "Tuesday", 0),
@@ -123,6 +140,12 @@ def test_the_final_answer_decides(response, gold, reward):
     started = time.monotonic()
     assert math_correct(response, gold) == reward
     assert time.monotonic() - started < 5.0  # the first symbolic case starts a process
+
+
+def test_thousands_of_braces_are_wrong_at_once():
+    started = time.monotonic()
+    assert math_correct(box("{" * 3000 + "}" * 3000), "5") == math_correct("\\boxed{" * 3000, "5") == 0.0
+    assert time.monotonic() - started < 1.0
 
 
 @pytest.mark.parametrize(
@@ -146,16 +169,28 @@ def test_algebra_is_judged_either_way_round(gold, answer, reward):
 
 
 @pytest.mark.parametrize("answer", ["9^{9^{9^{9}}}", "10^{10^{10}}", "(10^8)!"])
-def test_an_expression_that_would_take_for_ever_is_wrong_and_harms_nobody(answer):
+def test_an_expression_that_would_take_for_ever_is_wrong_and_harms_nobody(answer, monkeypatch):
     async def score():
         return await asyncio.gather(
-            math_correct_async(box(answer), "1", 0.2), math_correct_async(box("\\sqrt{12}"), "2\\sqrt{3}")
+            math_correct_async(box(answer), "1"), math_correct_async(box("\\sqrt{12}"), "2\\sqrt{3}")
         )
 
-    asyncio.run(score())  # the workers are up
-    started = time.monotonic()
+    assert math_correct(box("\\sqrt{12}"), "2\\sqrt{3}") == 1.0  # the workers are up
+    monkeypatch.setattr(math, "PROCESSOR_SECONDS", 0.4)
     assert asyncio.run(score()) == [0.0, 1.0]
-    assert time.monotonic() - started < 1.5
+
+
+def test_a_comparison_that_got_too_little_of_a_processor_is_no_wrong_answer():
+    with pytest.raises(
+        UnjudgedError, match=r"'9\^\{9\^9\}' was not compared with '1': .* raise reward.timeout_seconds"
+    ):
+        same_answer("1", "9^{9^9}", 0.001)
+
+
+def test_blanks_without_end_cost_nothing():
+    started = time.process_time()
+    assert final_answer("answer" + " " * 100_000, "x") is None
+    assert time.process_time() - started < 1.0
 
 
 @pytest.mark.slow
@@ -165,4 +200,4 @@ def test_hostile_expressions_end_within_the_limit_outside_the_main_thread():
     started = time.monotonic()
     thread.start()
     thread.join()
-    assert found == [0.0] and time.monotonic() - started < 7.0
+    assert found == [0.0] and time.monotonic() - started < math.LIMIT_SECONDS

@@ -42,6 +42,17 @@ def test_all_these_are_1234(text):
         ("3/4 cup", Fraction(3, 4)),
         ("0.1", Fraction(1, 10)),
         ("10^{-2}", Fraction(1, 100)),
+        ("10^-2", Fraction(1, 100)),
+        ("10^12", Fraction(10**12)),
+        ("‒4", Fraction(-4)),
+        ("－4", Fraction(-4)),
+        ("½", Fraction(1, 2)),
+        ("2½", Fraction(5, 2)),
+        ("-2 ¾", Fraction(-11, 4)),
+        ("1⁄2", Fraction(1, 2)),
+        ("6.02×10²³", 602 * Fraction(10) ** 21),
+        ("10⁻³", Fraction(1, 1000)),
+        ("12 \\text{cm}\\cdot\\text{s}^{-1}", Fraction(12)),
         ("3,118,007", Fraction(3118007)),
     ],
 )
@@ -99,6 +110,15 @@ def test_repeating_decimals_are_exact(text, value):
         ("It takes 1 1/2 hours", Fraction(3, 2)),
         ("2\\frac{1}{4} cups", Fraction(9, 4)),
         ("about 10^6", 10**6),
+        ("about 10^{-2}", Fraction(1, 100)),
+        ("it is 2 \\times 10^{-2} m", Fraction(1, 50)),
+        ("it is 1.5×10³", 1500),
+        ("it is 3 x 10^5", 300_000),
+        ("it is 1e2", 100),
+        ("it is 2.5E-1", Fraction(1, 4)),
+        ("3 x 10 is 30", 30),
+        ("2½ cups", Fraction(5, 2)),
+        ("5 cm²", 5),
         ("2^{10}", 1024),
         ("an area of 5 cm^2", 5),
         ("an area of 5 cm^{2}", 5),
@@ -126,5 +146,5 @@ def test_the_last_number_of_a_text(text, value):
 def test_a_text_without_digits_has_no_last_number():
     assert last_number("I do not know.") is None
     assert last_number("5" + " " * 3000) is None
-    assert last_number("at 12:45") is None and last_number("10^1000") is None
+    assert last_number("at 12:45") is None and last_number("10^1000") is None and last_number("0^-1") is None
     assert last_number("it is 25%") == Number(Fraction(25), percent=True)

@@ -59,6 +59,8 @@ def test_a_schema_must_fit():
     assert json_schema('{"name": "x", "age": 3}', PERSON) == 1.0
     assert json_schema('{"name": "x", "age": -3}', PERSON) == 0.0
     assert json_schema('{"age": 3}', '{"required": ["name"]}') == 0.0
+    deep, lists = "[" * 900 + "]" * 900, {"type": "array", "items": {"$ref": "#"}}
+    assert json_schema(deep, {"type": "array"}) == 1.0 and json_schema(deep, lists) == 0.0  # too deep to be checked
     with pytest.raises(FormError, match="schema: SchemaError"):
         json_schema("1", {"type": "nothing"})
     with pytest.raises(FormError, match="the schema is not JSON"):
