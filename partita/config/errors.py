@@ -12,6 +12,7 @@ _ALIKE = 0.65  # below this, two names share letters by chance
 _ALIKE_ELSEWHERE = 0.8
 _ALIKE_FOREIGN = 0.9  # a foreign name may be misspelt too
 _BESIDE = 0.3  # a misspelling in place is likelier than one that is in the wrong section as well
+_LONGEST = 1500  # characters of a path or a message that are shown: values may be endless
 _SPREAD = 0.2  # a match this much worse than the best one is noise
 
 
@@ -24,7 +25,8 @@ class Problem:
     source: str = ""
 
     def __str__(self) -> str:
-        return f"{self.path}: {self.message}" + (f" [{self.source}]" if self.source else "")
+        path, message = _shortened(self.path), _shortened(self.message)
+        return f"{path}: {message}" + (f" [{self.source}]" if self.source else "")
 
 
 class ConfigError(ValueError):
@@ -75,6 +77,11 @@ def near_value(value: object, choices: Iterable[object]) -> str:
     scores = {str(one): _alike(str(value), str(one)) for one in choices}
     best = max(scores, key=lambda name: scores[name], default="")
     return f" Near: {best}." if scores.get(best, 0.0) >= _ALIKE else ""
+
+
+def _shortened(text: str) -> str:
+    """A text of bounded length: its beginning and its end, where the reason often stands."""
+    return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 400]} ... {text[-400:]}"
 
 
 def _shown(known: str, parent: str) -> str:

@@ -58,8 +58,7 @@ def apply_overrides(tree: Tree, texts: Sequence[str], names: Names) -> None:
         try:
             overrides.append(read_override(text))
         except ValueError as error:
-            shown = text if len(text) <= 200 else f"{text[:197]}..."
-            tree.problems.append(Problem(shown, str(error), SOURCE))
+            tree.problems.append(Problem(text, str(error), SOURCE))
     algorithm = next((one for one in reversed(overrides) if one.parts == ("algorithm",) and one.value), None)
     node = _value(algorithm, tree.root.child("algorithm"), tree.problems) if algorithm else None
     if isinstance(node, Given):

@@ -25,42 +25,50 @@ from partita.tasks.settings import DatasetConfig
 _ANSWER = "Yes7"  # an answer in words that no template has
 _ASKED: tuple[Message, ...] = ({"role": "user", "content": "?"}, {"role": "assistant", "content": _ANSWER})
 Messages = Sequence[Mapping[str, Any]]
-Tools = Sequence[Mapping[str, Any]]
 
 
 @dataclass(frozen=True)
 class Chat:
     """Conversations with one model; made by `chat_of`. rendering: how its prompts are shown, None where there is no tokenizer.
 
-    stop_ids: every id that ends an answer. `tools` are function schemas, for templates that show them.
+    stop_ids: every id that ends an answer.
     """
 
     rendering: Rendering | None
     stop_ids: tuple[int, ...] = ()
 
-    def opening(self, messages: Messages, tools: Tools | None = None) -> list[int]:
+    def opening(self, messages: Messages) -> list[int]:
         """The ids of a conversation up to where the assistant speaks, its prefilled words included: those of a prompt with these
         messages. Raises PromptError where the template refuses them.
         """
         row = TaskRow("of a workflow", tuple(dict(message) for message in messages), None, {})
-        return self._with(tools).ids([row])[0]
+        return self._shown.ids([row])[0]
 
-    def reply(self, said: Sequence[int], messages: Messages, tools: Tools | None = None) -> list[int]:
+    def reply(self, said: Sequence[int], messages: Messages) -> list[int]:
         """The ids that follow an answer whose sampled ids are `said`: the end of its turn where it lacks one, what the template
         puts behind that, the messages (of the user or of tools), and where the assistant speaks again.
 
         Of `said` only the last id matters. An answer that ended with any of `stop_ids` is not ended twice. Raises PromptError
         where the template refuses the messages.
         """
-        rendering = self._with(tools)
+        rendering = self._shown
         if rendering.bare:
             return self._bare_reply(said, messages)
-        ids = self.encode(self._behind_answer(rendering, messages, ask=True) + rendering.prefill)
+        ids = self.encode(self._behind_answer(messages, ask=True) + rendering.prefill)
         if list(said[-1:]) == ids[:1]:  # also a template whose next turn begins with what ended this one
             return ids[1:]
         end = self._end
         ended = bool(said) and said[-1] in self.stop_ids and ids[: len(end)] == end
         return ids[len(end) :] if ended else ids
+
+    def with_tools(self, schemas: Sequence[Mapping[str, Any]]) -> Chat:
+        """The same conversations with function schemas, for a template that shows them. Raises PromptError where there is none."""
+        if self._shown.bare:
+            raise PromptError(
+                "chat_template=none shows no tools; take the model's own template, or put them in the prompt"
+            )
+        options = {**self._shown.options, "tools": [dict(schema) for schema in schemas]}
+        return replace(self, rendering=replace(self._shown, options=options))
 
     def encode(self, text: str) -> list[int]:
         """The ids of a text alone; special tokens that are written out in it are those tokens."""
@@ -81,18 +89,9 @@ class Chat:
     def _tokenizer(self) -> PreTrainedTokenizerBase:
         return self._shown.tokenizer
 
-    def _with(self, tools: Tools | None) -> Rendering:
-        if not tools:
-            return self._shown
-        if self._shown.bare:
-            raise PromptError(
-                "chat_template=none shows no tools; take the model's own template, or put them in the prompt"
-            )
-        return replace(self._shown, options={**self._shown.options, "tools": [dict(tool) for tool in tools]})
-
-    def _behind_answer(self, rendering: Rendering, messages: Messages, *, ask: bool) -> str:
+    def _behind_answer(self, messages: Messages, *, ask: bool) -> str:
         """What the template puts behind an answer when these messages follow."""
-        conversation = [*_ASKED, *(dict(message) for message in messages)]
+        rendering, conversation = self._shown, [*_ASKED, *(dict(message) for message in messages)]
         try:
             text = str(
                 rendering.tokenizer.apply_chat_template(
@@ -116,7 +115,7 @@ class Chat:
     @cached_property
     def _end(self) -> list[int]:
         """The ids up to and with the special token that the template ends an answer with; none where it has none."""
-        ids = self.encode(self._behind_answer(self._shown, (), ask=False))
+        ids = self.encode(self._behind_answer((), ask=False))
         special = {*self.stop_ids, *self._tokenizer.all_special_ids}
         special |= {at for at, token in self._tokenizer.added_tokens_decoder.items() if token.special}
         at = next((at for at, one in enumerate(ids) if one in special), None)

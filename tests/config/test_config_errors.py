@@ -56,3 +56,8 @@ def test_the_error_has_one_line_for_each_different_problem() -> None:
     error = ConfigError([Problem("a", "bad", "f:1"), Problem("b", "worse"), Problem("a", "bad", "f:1")])
     assert str(error) == "2 problems in the configuration:\n  a: bad [f:1]\n  b: worse"
     assert isinstance(error, ValueError)
+
+
+def test_an_endless_value_does_not_hide_what_is_wrong_with_it() -> None:
+    told = str(Problem("x" * 5000, "there is no x; write +x=" + "9" * 200_000 + " to add it", "command line"))
+    assert len(told) < 3100 and "x: there is no x; write +x=999" in told and told.endswith("9 to add it [command line]")

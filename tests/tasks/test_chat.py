@@ -71,8 +71,8 @@ def test_several_messages_are_told_at_once_and_tools_are_shown_where_the_templat
     made = byte_tokenizer()
     made.chat_template = with_tools
     chat = chat_of(made, DatasetConfig(), [])
-    assert shown(chat, chat.opening(USER, [{"name": "add"}])) == "T: add\nU: no\nA: "
-    assert shown(chat, chat.reply(chat.encode("7"), USER, [{"name": "add"}])) == "\nU: no\nA: "
+    assert shown(chat, chat.with_tools([{"name": "add"}]).opening(USER)) == "T: add\nU: no\nA: "
+    assert shown(chat, chat.with_tools([{"name": "add"}]).reply(chat.encode("7"), USER)) == "\nU: no\nA: "
 
 
 def test_the_opening_is_the_prompt_of_these_messages_prefill_included() -> None:
@@ -92,7 +92,7 @@ def test_without_a_template_an_end_token_stands_between_the_texts() -> None:
     assert shown(chat, chat.reply(said(chat, "7", "<eos>"), USER)) == "no"
     assert shown(chat, chat.reply(said(chat, "7"), USER)) == "<eos>no"
     with pytest.raises(PromptError, match="chat_template=none shows no tools"):
-        chat.opening(USER, [{"name": "add"}])
+        chat.with_tools([{"name": "add"}])
 
 
 def test_a_template_that_leaves_thinking_out_cannot_reach_what_was_sampled() -> None:

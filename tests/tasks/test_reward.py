@@ -89,17 +89,22 @@ def test_names_of_all_kinds_work_together(tmp_path):
 
 
 def test_awaited_rewards_come_back_in_order_and_overlap():
+    awake = asyncio.Event()
+    waiting = list[str]()
+
     async def sleepy(response):
+        waiting.append(response)
+        if len(waiting) == 3:  # one after the other, nobody would ever wake the first
+            awake.set()
+        await awake.wait()
         await asyncio.sleep(float(response))
         return float(response)
 
     def plain(response):
         return 1.0
 
-    started = time.monotonic()
-    found = score(sleepy, plain, responses=("0.6", "0.4", "0.2"))
-    assert [scored.reward for scored in found] == pytest.approx([1.6, 1.4, 1.2])
-    assert time.monotonic() - started < 1.1  # one after the other: 1.2
+    found = score(sleepy, plain, responses=("0.3", "0.2", "0.1"))
+    assert [scored.reward for scored in found] == pytest.approx([1.3, 1.2, 1.1])
 
 
 def test_one_bad_sample_is_an_error_and_the_others_keep_their_scores():

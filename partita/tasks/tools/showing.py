@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from partita.tasks.chat import Chat
@@ -79,19 +79,12 @@ def showing_of(chat: Chat, tools: Sequence[Tool], calls: CallFormat, instruction
         return Showing(tuple(tools), chat, instruction.replace("{tools}", "\n".join(_lines(tools))), as_tool)
     if not _knows_tools(chat):
         return Showing(tuple(tools), chat, describe(tools, calls), as_tool)
-    return Showing(tuple(tools), _with_tools(chat, [tool.schema for tool in tools]), "", as_tool)
-
-
-def _with_tools(chat: Chat, schemas: Sequence[Mapping[str, Any]]) -> Chat:
-    if chat.rendering is None or chat.rendering.bare:
-        return chat
-    options = {**chat.rendering.options, "tools": [dict(schema) for schema in schemas]}
-    return replace(chat, rendering=replace(chat.rendering, options=options))
+    return Showing(tuple(tools), chat.with_tools([tool.schema for tool in tools]), "", as_tool)
 
 
 def _knows_tools(chat: Chat) -> bool:
     try:
-        return _PROBE in chat.decode(_with_tools(chat, [_PROBED]).opening([{"role": "user", "content": "?"}]))
+        return _PROBE in chat.decode(chat.with_tools([_PROBED]).opening([{"role": "user", "content": "?"}]))
     except PromptError:
         return False
 
