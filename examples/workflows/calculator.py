@@ -125,6 +125,7 @@ def conversations(count: int, calling: float, seed: int) -> list[dict[str, Any]]
     """Conversations to imitate, about questions of the training split. calling: share of those that ask the calculator; the others
     give the right answer at once, which no small model works out in its head.
     """
+    # not above: the workers that run the tool import this file, and need none of it
     from partita.tasks.tools.calls import FORMATS
     from partita.tasks.tools.schema import tools_of
     from partita.tasks.tools.showing import describe

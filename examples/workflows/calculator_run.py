@@ -2,8 +2,8 @@
 
 usage: python examples/workflows/calculator_run.py [--quick] [--check-ids] [--seed 1] [--runs runs/calculator]
 
-From the repository's root; about a quarter of an hour on two cores. --check-ids: compare, for every trajectory that RL trained
-on, what the engine returned with what was trained on (`check_ids.py`), and print the number of differences.
+From the repository's root; 37 minutes on two cores beside other programs. --check-ids: compare, for every trajectory that RL
+trained on, what the engine returned with what was trained on (`check_ids.py`), and print the number of differences.
 """
 
 from __future__ import annotations

@@ -18,8 +18,7 @@ from torch import Tensor
 from transformers import AutoModelForTokenClassification, PreTrainedTokenizerBase
 
 from partita.models.load import ModelLoadError, _context, _no_dropout, load_tokenizer
-from partita.models.quiet import quiet
-from partita.models.scoring import MAX_TOKENS, _by_length, _config, _source
+from partita.models.scoring import MAX_TOKENS, _by_length, _config, loaded_as
 
 LABELLER = "ForTokenClassification"
 
@@ -79,27 +78,10 @@ def load_process_model(
         raise ModelLoadError(
             f"{path}: {config.num_labels} labels; a process reward model has two (wrong, right), or one score"
         )
-    model, lacking = _loaded(path, dtype, trust_remote_code)
+    model, lacking = loaded_as(AutoModelForTokenClassification, path, dtype, trust_remote_code)
     if lacking:
         raise ModelLoadError(f"{path}: {len(lacking)} weights are missing or of another shape: {lacking[:3]}")
     tokenizer, notes = load_tokenizer(path, trust_remote_code), _no_dropout(model)
     model.to(device).eval().requires_grad_(False)
     context, context_notes = _context(model, tokenizer)
     return ProcessModel(path, model, tokenizer, context, (*context_notes, *notes))
-
-
-def _loaded(path: str, dtype: torch.dtype, trust_remote_code: bool) -> tuple[Any, list[str]]:
-    """The family's own class, and the names of weights that it lacks."""
-    try:
-        with quiet():
-            loaded: Any = AutoModelForTokenClassification.from_pretrained(
-                _source(path),
-                dtype=dtype,
-                weights_only=True,
-                output_loading_info=True,
-                trust_remote_code=trust_remote_code,
-            )
-    except (OSError, ValueError, ImportError) as error:
-        raise ModelLoadError(f"{path}: transformers could not load it: {error}") from error
-    model, report = loaded
-    return model, sorted(map(str, [*report["missing_keys"], *(key[0] for key in report["mismatched_keys"])]))

@@ -226,12 +226,11 @@ def _config(path: str, trust_remote_code: bool) -> Any:
         raise ModelLoadError(f"{path}: not a model in Hugging Face's format: {error}") from error
 
 
-def _load(path: str, dtype: torch.dtype, trust_remote_code: bool) -> tuple[Any, list[str]]:
-    """The family's own class with all of its weights, dropout off, and notes."""
-    _check_config(path, _config(path, trust_remote_code))
+def loaded_as(kind: Any, path: str, dtype: torch.dtype, trust_remote_code: bool) -> tuple[Any, list[str]]:
+    """The family's own class by transformers' `kind` of auto class, and the names of weights that the folder lacks."""
     try:
         with quiet():
-            loaded: Any = AutoModelForSequenceClassification.from_pretrained(
+            loaded: Any = kind.from_pretrained(
                 _source(path),
                 dtype=dtype,
                 weights_only=True,
@@ -241,7 +240,13 @@ def _load(path: str, dtype: torch.dtype, trust_remote_code: bool) -> tuple[Any, 
     except (OSError, ValueError, ImportError) as error:
         raise ModelLoadError(f"{path}: transformers could not load it: {error}") from error
     model, report = loaded
-    lacking = sorted(map(str, [*report["missing_keys"], *(key[0] for key in report["mismatched_keys"])]))
+    return model, sorted(map(str, [*report["missing_keys"], *(key[0] for key in report["mismatched_keys"])]))
+
+
+def _load(path: str, dtype: torch.dtype, trust_remote_code: bool) -> tuple[Any, list[str]]:
+    """The family's own class with all of its weights, dropout off, and notes."""
+    _check_config(path, _config(path, trust_remote_code))
+    model, lacking = loaded_as(AutoModelForSequenceClassification, path, dtype, trust_remote_code)
     if lacking:
         raise ModelLoadError(
             f"{path}: {len(lacking)} weights are missing or of another shape: {lacking[:3]}. A score head that was never "
