@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test check long docs bench bench-step bench-rollout parity fuzz clean
+.PHONY: demo test check lint long docs bench bench-step bench-rollout parity fuzz clean
 
 $(READY): pyproject.toml
 	$(PYTHON) scripts/setup_venv.py $(VENV)
@@ -16,10 +16,12 @@ demo: $(READY)  ## set up, then train SmolLM2-135M by GRPO on a built-in task, w
 test: $(READY)  ## every test except the minutes-long trainings
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not long" -n 2
 
-check: $(READY)  ## lint, types, floors, fast tests: under two minutes
+lint: $(READY)  ## lint, format, types
 	$(BIN)/ruff check partita tests examples scripts benchmarks
 	$(BIN)/ruff format --check partita tests examples scripts benchmarks
 	$(BIN)/pyright --pythonpath $(BIN)/python
+
+check: lint  ## lint, types, floors, fast tests
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not slow and not long" -n 2
 
 long: $(READY)  ## the trainings behind the numbers in the docs: three seeds of the demo, the second task, twenty kills, the comparison
@@ -33,6 +35,7 @@ docs: $(READY)  ## regenerate the pages that are made from code
 	$(BIN)/python scripts/algorithm_pages.py
 	$(BIN)/python scripts/areal_configs.py
 	$(BIN)/python scripts/parity_table.py
+	$(BIN)/python scripts/scaling.py
 	$(BIN)/python scripts/families.py
 	$(BIN)/python benchmarks/table.py
 

@@ -21,8 +21,7 @@ from partita.algo.algorithm import Algorithm
 from partita.algo.keys import DynamicSampling
 from partita.config import Loaded
 from partita.config.schema import plain
-from partita.engine.config import compute_dtype
-from partita.engine.local import LocalEngine
+from partita.engine.api import Engine
 from partita.engine.text import decode
 from partita.evals.evaluate import Evaluator
 from partita.evals.measures import Measures
@@ -32,8 +31,8 @@ from partita.facts import facts_of
 from partita.models.load import LoadedModel
 from partita.models.lora import require_peft
 from partita.models.packed import fingerprint, weights
+from partita.ops.ranks import ALONE, Ranks
 from partita.records import Group
-from partita.report.metrics import Timer
 from partita.report.reporter import Reporter, RunFacts
 from partita.report.sinks import write_atomic
 from partita.report.trackers import require_trackers
@@ -42,7 +41,6 @@ from partita.rollout.rollouts import Prompts as PromptSource
 from partita.rollout.rollouts import Refill, Retry, Rollouts
 from partita.rollout.workflow import Workflow
 from partita.run import (
-    REFERENCE,
     Plan,
     Planned,
     RunConfig,
@@ -51,9 +49,19 @@ from partita.run import (
     refuse_untrainable,
     stage_configs,
 )
-from partita.run_models import make_critic, make_reference, open_engine, open_judge, open_process_model, recompute
+from partita.run_engine import follow_team
+from partita.run_models import (
+    Outline,
+    device_here,
+    load_policy,
+    loading_place,
+    make_team,
+    open_engine,
+    open_judge,
+    open_process_model,
+)
 from partita.runfolder import CONFIG, RunFolderError, check_start, new_folder, resume_point, told_how_to_go_on
-from partita.runner import Phase, Run, beside
+from partita.runner import Phase, Run
 from partita.tasks.binding import RewardSetupError
 from partita.tasks.chat import Chat, chat_of
 from partita.tasks.dataset import DataError, TaskRows, load_rows
@@ -65,9 +73,7 @@ from partita.tasks.rendering import rendering_of
 from partita.tasks.reward import RewardRuntime, TrainerState
 from partita.tasks.settings import DatasetConfig
 from partita.tasks.stream import stream_of
-from partita.train.checkpoint import load_checkpoint
-from partita.train.critic import Critic
-from partita.train.learner import Learner
+from partita.train.team import dismiss, follow, told
 
 
 @dataclass(frozen=True)
@@ -78,7 +84,7 @@ class Stage:
     valid_rows: TaskRows | None
     scorer: RewardRuntime
     loaded: LoadedModel
-    engine: LocalEngine
+    engine: Engine
     device: torch.device
 
 
@@ -115,10 +121,11 @@ def is_own(config: RunConfig, given: Workflow | None = None) -> bool:
 
 @contextmanager
 def stage(
-    config: RunConfig, rewards: Rewards = (), held_out_only: bool = False, own_workflow: bool = False
-) -> Iterator[Stage]:
+    config: RunConfig, rewards: Rewards = (), held_out_only: bool = False, own_workflow: bool = False,
+    ranks: Ranks = ALONE,
+) -> Iterator[Stage]:  # fmt: skip
     """Read the data first, then rewards, then the model: mistakes show before the slow part. own_workflow: it may judge by
-    itself, and no reward need be named.
+    itself, and no reward need be named. ranks: that the model will be spread over.
     """
     held_out = valid_section(config)
     kept = config.valid_dataset is None and config.train_dataset.held_out > 0
@@ -140,7 +147,7 @@ def stage(
                 scorer.check(*valid.rows)
             except RewardSetupError as error:
                 raise RewardSetupError(f"valid_dataset: {error}") from error
-        loaded, engine, device = open_engine(config)
+        loaded, engine, device = open_engine(config, ranks)
         with ended_by(engine.close):
             scorer.judges.decode = partial(decode, loaded.tokenizer)
             if reward.model is not None:
@@ -194,45 +201,49 @@ def longest(config: RunConfig) -> int:
     return max(one.gconfig.max_new_tokens for one in stage_configs(config))
 
 
-@contextmanager
-def build(config: RunConfig, extras: Extras, resume: Path | None = None) -> Iterator[Run]:
-    """Everything of a training run; closed in the end, also when the run fails."""
-    own_workflow = is_own(config, extras.workflow)
-    refuse_untrainable(config, composed(config), own_workflow=own_workflow)
+def check_run(config: RunConfig, extras: Extras, resume: Path | None) -> Path | None:
+    """The checkpoint that the run goes on from, if it does. Raises for all mistakes that show before anything is loaded."""
+    refuse_untrainable(config, composed(config), own_workflow=is_own(config, extras.workflow))
     require_trackers(config.report.trackers)
     if config.actor.lora is not None or (config.critic is not None and config.critic.lora is not None):
         require_peft()
-    newest = None
-    if resume is not None:
-        newest = resume_point(resume)
-        extras.check(resume)
+    if resume is None:
+        return None
+    newest = resume_point(resume)
+    extras.check(resume)
+    return newest
+
+
+@contextmanager
+def build(config: RunConfig, extras: Extras, resume: Path | None = None, ranks: Ranks = ALONE) -> Iterator[Run]:
+    """Everything of a training run, for rank 0; closed in the end, also when it fails. The others `follow_run` meanwhile."""
+    own_workflow, newest = is_own(config, extras.workflow), check_run(config, extras, resume)
     with (
         workflow_for(config, extras.workflow) as workflow,
-        stage(config, extras.rewards, own_workflow=own_workflow) as made,
+        stage(config, extras.rewards, own_workflow=own_workflow, ranks=ranks) as made,
     ):
         refuse_unevaluated(config, held_out=made.valid_rows is not None)
         plan = composed(config, _part_weights(config, made.scorer))
         prompts = prompts_of(config, made.train_rows, config.train_dataset, made.loaded, "train_dataset")
         steps = _total_steps(plan, len(prompts.prompts))
-        critic = make_critic(config, made.loaded, made.device, steps) if "values" in plan.needs else None
-        learner = _learner(config, made, steps, plan.needs, critic)
-        others = beside(critic, learner, config.ref)
-        starting, started = _starting(config, learner), fingerprint(learner.model)
-        state = load_checkpoint(newest, learner.model, learner.stepper.optimizer, others) if newest else None
+        starting, started = _starting(config, made.loaded), fingerprint(made.loaded.model)
+        outline, tokenizer = told(ranks, Outline(plan.needs, steps)), saved_tokenizer(config, made.loaded)
+        team = make_team(config, made.loaded, made.device, outline, tokenizer, ranks)
+        follow_team(made.engine, team)
+        state = team.load(newest) if newest else None
         folder, settings = resume or new_folder(config), plain(config)
         made.scorer.judges.keep(folder)
         title = f"{config.experiment_name}/{folder.name}"
         run = Run(
-            config, folder, saved_tokenizer(config, made.loaded), learner, made.engine,
-            rollouts_of(config, made, workflow, prompts),
+            config, folder, team, made.engine, rollouts_of(config, made, workflow, prompts),
             tuple(_phase(one, extras.keep) for one in plan.stages), steps,
             Reporter(config.report, RunFacts(folder, title, steps, settings, state["step"] if state else 0)),
-            critic, _eval_plan(config, made, workflow), extras.names, tuple(sorted(made.scorer.names)), starting=starting,
+            _eval_plan(config, made, workflow), extras.names, tuple(sorted(made.scorer.names)), starting=starting,
             started=started, judges=made.scorer.judges if config.reward.judges else None,
         )  # fmt: skip
         made.scorer.follow(lambda: TrainerState(run.rollouts.version, steps))
         if state:
-            if learner.reference is not None or config.actor.lora is not None:
+            if team.learner.reference is not None or config.actor.lora is not None:
                 check_start(state, started, config.actor.path)
             _restore(run, state, newest)
         command = run.brought.resume_command(folder)
@@ -243,6 +254,17 @@ def build(config: RunConfig, extras: Extras, resume: Path | None = None) -> Iter
             held_out = made.valid_rows is not None
             run.reporter.start(facts_of(run, plan, made.loaded, held_out, notes))
             yield run
+            dismiss(ranks)
+
+
+def follow_run(config: RunConfig, ranks: Ranks) -> None:
+    """What a rank that does not lead does in a run: the same models, and with them what rank 0 says. It has no data, no rewards,
+    no engine and no files. Raises RankLost where rank 0 ended with an error.
+    """
+    device = device_here()
+    policy = load_policy(config, loading_place(config, device, ranks))
+    unknown: Any = None
+    follow(make_team(config, policy, device, told(ranks, unknown), policy.tokenizer, ranks))
 
 
 def _restore(run: Run, state: Mapping[str, Any], source: Path | None) -> None:
@@ -254,23 +276,11 @@ def _restore(run: Run, state: Mapping[str, Any], source: Path | None) -> None:
     run.publish(run.first_step)
 
 
-def _learner(config: RunConfig, made: Stage, steps: int, needs: frozenset[str], critic: Critic | None) -> Learner:
-    model = made.loaded.model
-    reference = make_reference(config, made.loaded, made.device, needs) if needs & REFERENCE else None
-    if config.actor.gradient_checkpointing:
-        recompute(model)
-    return Learner(
-        model, config.actor, compute_dtype(config.actor.dtype, made.device), config.gconfig.temperature, steps, config.seed,
-        reference=reference, vf_coef=critic.config.vf_coef if critic is not None and critic.config.shared else None,
-        timer=Timer() if critic is None else critic.timer,
-    )  # fmt: skip
-
-
-def _starting(config: RunConfig, learner: Learner) -> dict[str, torch.Tensor]:
+def _starting(config: RunConfig, loaded: LoadedModel) -> dict[str, torch.Tensor]:
     """The weights before any checkpoint is read, where evaluations take the engine away from them; else none."""
     if config.rollout.policy == "newest" or config.evaluator.freq_steps is None:
         return {}
-    return {name: weight.clone() for name, weight in weights(learner.model)}
+    return {name: weight.clone() for name, weight in weights(loaded.model)}
 
 
 def rollouts_of(config: RunConfig, made: Stage, workflow: Workflow, prompts: Prompts) -> Rollouts:

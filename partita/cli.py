@@ -1,4 +1,4 @@
-"""The command line: `partita train | sft | rm | dpo | data | generate | eval | config | export | explain | replay`.
+"""The command line: `partita train | sft | rm | dpo | launch | data | generate | eval | config | export | explain | replay`.
 
 A mistake of the user's ends with one readable message and exit code 2; a run that cannot go on, with code 1.
 """
@@ -18,21 +18,29 @@ import typer
 from partita.algo.explain import Subject, explain
 from partita.algo.presets import PRESETS
 from partita.cli_eval import evaluate, generate
+from partita.cli_launch import launch_command
 from partita.cli_load import check_sampled, kind_on_data, load_config, near_preset, write_file
+from partita.cli_plan import plan
 from partita.config import ConfigError
 from partita.config.document import dump
 from partita.config.errors import Problem, near_value
 from partita.config.schema import plain
+from partita.ends import Told, hearing
+from partita.engine.servers.api import EngineError
+from partita.launch.ended import EARLY, LaunchError, LaunchRefused
+from partita.launch.start import Asked, launch, launches, own_command
 from partita.look import Request as LookRequest
 from partita.look import look
 from partita.models.load import ModelLoadError
 from partita.models.lora import AdapterError, MissingPeftError
 from partita.models.selfcheck import ModelRefused
 from partita.offline.build import build as build_offline
+from partita.offline.build import follow_run as follow_offline
 from partita.offline.config import KINDS, load_offline_config
 from partita.offline.explain import explained
 from partita.offline.look import look_at_rows
 from partita.offline.run import train as train_offline
+from partita.ops.ranks import join_ranks
 from partita.player import export_run
 from partita.replay.replay import ReplayMismatch, Request, replay
 from partita.replay.show import document, lines_of
@@ -41,21 +49,23 @@ from partita.report.text import clean
 from partita.report.trackers import MissingTrackerError
 from partita.rollout.rollouts import RolloutError
 from partita.run import RunConfig, composed, load_run_config, stage_configs
-from partita.runfolder import CONFIG, DiskError, RunFolderError, resume_point, run_config_of
+from partita.runfolder import CONFIG, DiskError, RunFolderError, begun_folder, resume_point, run_config_of
 from partita.tasks.dataset import DataError
 from partita.tasks.pool import PoolError
 from partita.tasks.prompt import PromptError
 from partita.tasks.reward import BudgetReached, RewardErrors, RewardSetupError
 from partita.train.checkpoint import CheckpointError
 from partita.train.stepper import LearnerError
+from partita.train.team import RankLost
 from partita.trainer import QUICKSTART, PPOTrainer
 
 USER_ERRORS = (
     ConfigError, DataError, PromptError, ModelLoadError, ModelRefused, RewardSetupError, RunFolderError, ReportFileError,
-    MissingTrackerError, MissingPeftError, AdapterError,
+    MissingTrackerError, MissingPeftError, AdapterError, LaunchRefused,
 )  # fmt: skip
 RUN_ERRORS = (
-    PoolError, RolloutError, RewardErrors, BudgetReached, LearnerError, CheckpointError, DiskError, ReplayMismatch,
+    PoolError, RolloutError, RewardErrors, BudgetReached, LearnerError, CheckpointError, DiskError, ReplayMismatch, LaunchError,
+    EngineError, RankLost,
 )  # fmt: skip
 app = typer.Typer(
     no_args_is_help=True,
@@ -94,8 +104,21 @@ def _offline(kind: str, target: str | None, overrides: list[str] | None, resume:
         raise typer.BadParameter("give a YAML file, a file of rows or --resume RUN")
     else:
         loaded = load_offline_config(kind, target, overrides or [])
-    with build_offline(loaded.value, resume) as run:
+    config = loaded.value
+    if launches(config):
+        launch(Asked(config, kind, own_command(), resume, lambda folder: f"partita {kind} --resume {folder}"))
+        return
+    told, ranks = Told(), join_ranks()
+    if not ranks.leads:
+        with hearing(told):  # rank 0 heeds it
+            follow_offline(config, ranks)
+        return
+    with hearing(told), build_offline(config, resume or begun_folder(), ranks) as run:
+        run.told = told
         train_offline(run)
+        told.heeded = run.early
+    if told.heeded:
+        raise SystemExit(EARLY)
 
 
 OfflineTarget = Annotated[str | None, typer.Argument(help="a YAML file, or rows (.jsonl, .json, .csv, .parquet)")]
@@ -161,6 +184,8 @@ def _say(line: str) -> None:
     typer.echo(clean(line))
 
 
+app.command(name="launch")(launch_command)
+app.command()(plan)
 app.command()(generate)
 app.command(name="eval")(evaluate)
 

@@ -19,6 +19,11 @@ from partita.run import RunConfig, load_run_config
 from partita.runfolder import CONFIG, EXPORT, RunFolderError, run_config_of
 from partita.trainer import QUICKSTART
 
+HERE = (
+    "scheduler.type=local", "allocation.learners=1", "allocation.servers=0", "rollout.backend=local", "rollout.servers=[]",
+)  # fmt: skip
+"""One process is enough to play with a model, however many trained it; and servers of a run are not taken from it."""
+
 
 def load_config(target: str, overrides: list[str], model: str | None = None) -> Loaded[RunConfig]:
     """A config from a file, a preset, or (for playing) from a run folder or a model name on the quickstart's task."""
@@ -38,7 +43,7 @@ def load_config(target: str, overrides: list[str], model: str | None = None) -> 
                 return load_run_config([QUICKSTART], [f"actor.path={folder / EXPORT}", *overrides])
             # the export has the run's tokenizer, whichever that was
             plainly = ["tokenizer_path=null", "actor.lora=null"]  # adapters are merged into the export
-            return run_config_of(folder, [f"actor.path={folder / EXPORT}", *plainly, *overrides])
+            return run_config_of(folder, [f"actor.path={folder / EXPORT}", *plainly, *HERE, *overrides])
         return load_run_config([QUICKSTART], [f"actor.path={model}", *overrides])
     if target in PRESETS:
         return load_run_config([QUICKSTART], [f"algorithm={target}", f"experiment_name={target}", *overrides])

@@ -1,4 +1,4 @@
-"""What ends a run before its last step: hours or tokens that are used up, or evaluations that no longer get better.
+"""What ends a run before its last step: hours or tokens that are used up, evaluations that no longer get better, a signal.
 
 A run ends between two steps, with a checkpoint and an export, and can go on from there as if it had not ended.
 Left out: the last step of the config and the end of the data; `runner` knows these.
@@ -6,10 +6,13 @@ Left out: the last step of the config and the end of the data; `runner` knows th
 
 from __future__ import annotations
 
+import signal
+import threading
 import time
 import warnings
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from typing import Any, Literal
@@ -47,6 +50,34 @@ class Reason:
 
     text: str
     further: str
+
+
+TOLD = Reason("told to (SIGUSR1)", "")
+
+
+@dataclass
+class Told:
+    """Whether the process was told to end after its step, as batch systems do before a time limit; and whether a run did."""
+
+    early: bool = False
+    heeded: bool = False
+
+
+@contextmanager
+def hearing(told: Told) -> Iterator[None]:
+    """While the block runs, SIGUSR1 tells; only the main thread of a process can hear it."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def hear(*_: object) -> None:
+        told.early = True
+
+    before = signal.signal(signal.SIGUSR1, hear)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGUSR1, before)
 
 
 @dataclass
@@ -121,13 +152,14 @@ class Ends:
     """The budgets of a run and what is used of them, in all its processes; and its early stop. reason: why it ends now.
 
     max_hours: wall hours of steps, evaluations and checkpoints. max_tokens: tokens that were generated for training.
-    Judged once for each step: the clock goes on while a step is finished.
+    told: by a signal. Judged once for each step: the clock goes on while a step is finished.
     """
 
     max_hours: float | None = None
     max_tokens: int | None = None
     stop: EarlyStop | None = None
     clock: Callable[[], float] = time.perf_counter
+    told: Told = field(default_factory=Told)
     tokens: int = 0
     reason: Reason | None = None
     _before: float = field(init=False, default=0.0)
@@ -164,6 +196,8 @@ class Ends:
         return best and self.stop.config.restore_best
 
     def _judged(self) -> Reason | None:
+        if self.told.early:
+            return TOLD
         if self.max_tokens is not None and self.tokens >= self.max_tokens:
             return Reason(f"max_tokens {self.max_tokens:,}: {self.tokens:,} generated", f"max_tokens={2 * self.tokens}")
         return self._out_of_time() or self._no_better()

@@ -148,7 +148,7 @@ def _reference(run: Run) -> tuple[str, ...]:
 
 def _critic(run: Run) -> tuple[str, ...]:
     """What it is made of and what it holds: master weights, gradients and two moments, all float32."""
-    critic = run.critic
+    critic = run.team.critic
     if critic is None:
         return ()
     if critic.config.shared:

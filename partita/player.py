@@ -25,15 +25,15 @@ from partita.build import (
     valid_section,
     workflow_for,
 )
-from partita.engine.local import LocalEngine
+from partita.engine.api import Engine
 from partita.evals.config import EvaluatorConfig
 from partita.evals.evaluate import EVAL_STREAM, Evaluator
 from partita.evals.measures import Measures, summarise
 from partita.evals.show import Asked, Evaluated
 from partita.models.export import export_hf
 from partita.models.load import LoadedModel
-from partita.offline.build import load_model, write_model
 from partita.offline.config import KINDS, command_of, load_offline_config
+from partita.offline.models import load_model, write_model
 from partita.records import Prompt, Sample, StopReason
 from partita.rollout.episodes import Setting, play
 from partita.run import RunConfig
@@ -71,7 +71,7 @@ def complete(config: RunConfig, words: str, samples: int, temperature: float) ->
 
 
 @contextmanager
-def _engine(config: RunConfig) -> Iterator[tuple[LoadedModel, LocalEngine]]:
+def _engine(config: RunConfig) -> Iterator[tuple[LoadedModel, Engine]]:
     loaded, engine, _ = open_engine(config)
     with ended_by(engine.close):
         yield loaded, engine

@@ -9,7 +9,7 @@ import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from partita.algo.algorithm import Algorithm
 from partita.algo.compose import compose, controllers
@@ -23,6 +23,8 @@ from partita.config.schema import plain
 from partita.ends import EarlyStopConfig
 from partita.engine.config import GenerationConfig, RolloutConfig
 from partita.evals.config import EvaluatorConfig
+from partita.launch.config import HINTS as LAUNCH_HINTS
+from partita.launch.config import AllocationConfig, ClusterConfig, SchedulerConfig, check_servers
 from partita.report.config import ReportConfig
 from partita.stages import StageConfig, check_order, flat
 from partita.tasks.reward import RewardConfig
@@ -41,6 +43,7 @@ HINTS = {
     "epsilon_high": "actor.eps_clip_higher",
     "max_steps": "total_train_steps",
     "model": "actor.path",
+    **LAUNCH_HINTS,
 }
 SECTIONS = frozenset({"actor", "gconfig", "train_dataset"})
 OTHER_STAGE_KEYS = (
@@ -52,21 +55,6 @@ STAGE_KEYS = (*OTHER_STAGE_KEYS, *(f"actor.{item.name}" for item in fields(Algor
 FIXED = f"is fixed for the whole run. A stage may set {', '.join(OTHER_STAGE_KEYS)} and the algorithm's keys of actor"
 REFERENCE = frozenset({"ref", "kl_full_ref"})
 """Streams that come from the reference policy."""
-
-
-@dataclass(frozen=True)
-class SchedulerConfig:
-    """Where the run's processes start."""
-
-    type: Literal["local", "ray", "slurm"] = key(
-        "local", "local runs in this process; ray and slurm are not part of this version"
-    )
-
-    def __post_init__(self) -> None:
-        if self.type != "local":
-            raise ValueError(
-                f"type={self.type}: this version starts runs on one machine only; use scheduler.type=local"
-            )
 
 
 @dataclass(frozen=True)
@@ -101,7 +89,9 @@ class RunConfig:
     early_stop: EarlyStopConfig | None = key(None, "end the run when its evaluations no longer get better")
     tokenizer_path: str | None = key(None, "tokenizer folder or name; null takes the model's own")
     dynamic_bs: bool = key(False, "with dynamic sampling: train on what one round left instead of refilling the batch")
-    scheduler: SchedulerConfig = key_factory(SchedulerConfig, "where processes start")
+    scheduler: SchedulerConfig = key_factory(SchedulerConfig, "what starts processes, beyond one")
+    allocation: AllocationConfig = key_factory(AllocationConfig, "who runs, how many, with what")
+    cluster: ClusterConfig = key_factory(ClusterConfig, "on which machines")
     gconfig: GenerationConfig = key_factory(GenerationConfig, "how responses are sampled")
     rollout: RolloutConfig = key_factory(RolloutConfig, "the engine that samples")
     actor: ActorConfig = key_factory(ActorConfig, "the trained policy and its algorithm")
@@ -137,6 +127,7 @@ class RunConfig:
                 f"rollout.policy=starting with actor.max_staleness={self.actor.max_staleness}: after so many train steps every "
                 "sample is too old, and nothing is learned; leave max_staleness out"
             )
+        check_servers(self.allocation, self.rollout.backend, self.rollout.servers)
         if self.total_train_steps is None and self.total_train_epochs is None:
             raise ValueError("total_train_steps and total_train_epochs are both null: set one of them")
         if self.total_train_steps is None and self.train_dataset.streaming:

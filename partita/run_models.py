@@ -1,16 +1,18 @@
-"""The models of a run: the policy and its engine, the critic, the reference, the reward model.
+"""The models of a run: the policy and its engine, the critic, the reference, the reward model; on all of its ranks.
 
 Left out: how they are trained (`train`), and what else a run consists of (`build`).
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Protocol
 
 import torch
+from transformers import PreTrainedTokenizerBase
 
+from partita.engine.api import Engine
 from partita.engine.config import compute_dtype
 from partita.engine.local import LocalEngine
 from partita.engine.text import decode
@@ -18,17 +20,23 @@ from partita.models.adapters import started_at_zero
 from partita.models.load import LoadedModel, find_stop_ids, load_causal_lm, load_tokenizer
 from partita.models.lora import add_adapters, base_view
 from partita.models.packed import PackedModel, cast_copy
+from partita.models.parallel import ShardConfig, shard
 from partita.models.process import load_process_model
 from partita.models.reference import check_reference
 from partita.models.scoring import is_scorer, load_scorer, load_value_model
 from partita.models.selfcheck import decoding_copy
 from partita.ops.memory import keep_freed_memory
-from partita.run import RunConfig
+from partita.ops.ranks import ALONE, Ranks
+from partita.report.metrics import Timer
+from partita.run import REFERENCE, RunConfig
+from partita.run_engine import open_servers, served_by
 from partita.tasks.model_reward import ModelReward
 from partita.tasks.process_reward import ProcessReward
 from partita.tasks.reward import Judge
 from partita.train.config import ActorConfig, CriticConfig, LearnedModelConfig, RefConfig
 from partita.train.critic import Critic
+from partita.train.learner import Learner
+from partita.train.team import Team
 
 
 class Trained(Protocol):
@@ -65,17 +73,32 @@ def load_policy(config: Trained, device: torch.device) -> LoadedModel:
     return replace(loaded, tokenizer=other, stop_ids=tuple(sorted({*loaded.stop_ids, *find_stop_ids(other, ())})))
 
 
-def open_engine(config: RunConfig) -> tuple[LoadedModel, LocalEngine, torch.device]:
-    """The policy in float32, and an engine that decodes in its own precision: over weights of its own, or over the policy's
-    modules where these can serve both. On a CPU the process keeps freed memory from here on.
+def device_here() -> torch.device:
+    """Where this process computes. On a CPU it keeps freed memory from here on."""
+    if torch.cuda.is_available():
+        return torch.device("cuda", torch.cuda.current_device())
+    keep_freed_memory()
+    return torch.device("cpu")
+
+
+def loading_place(config: RunConfig, device: torch.device, ranks: Ranks) -> torch.device:
+    """Where models are read to: on several ranks into main memory, out of which each takes its part, unless the engine is in
+    the process of rank 0, which needs all of them on its device.
     """
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    if device.type == "cpu":
-        keep_freed_memory()
-    loaded = load_policy(config, device)
-    # modules that recompute their activations in training cannot decode with a cache meanwhile
+    return device if ranks.alone or not served_by(config) else torch.device("cpu")
+
+
+def open_engine(config: RunConfig, ranks: Ranks = ALONE) -> tuple[LoadedModel, Engine, torch.device]:
+    """The policy in float32, and an engine that decodes in its own precision: over weights of its own, or over the policy's
+    modules where these can serve both; or one that asks servers.
+    """
+    device = device_here()
+    loaded = load_policy(config, loading_place(config, device, ranks))
+    if served_by(config):
+        return *open_servers(config, loaded, device), device
+    # modules that recompute their activations in training cannot decode with a cache meanwhile, and parts of them not at all
     turns = config.rollout.max_head_offpolicyness == 0 and config.rollout.policy == "newest"
-    alone = turns and not config.actor.gradient_checkpointing
+    alone = turns and not config.actor.gradient_checkpointing and ranks.alone
     sampler, note = decoding_copy(
         loaded.model, compute_dtype(config.rollout.dtype, device), alone=alone, compiled=config.rollout.compile
     )
@@ -92,10 +115,49 @@ def recompute(model: PackedModel) -> None:
     model.train()  # the families recompute in training mode only; every dropout is off
 
 
-def make_critic(config: RunConfig, policy: LoadedModel, device: torch.device, steps: int) -> Critic:
+@dataclass(frozen=True)
+class Outline:
+    """What rank 0 knows by its data and rewards, and the other ranks need to make the same models. needs: streams of all
+    stages. steps: of the whole run.
+    """
+
+    needs: frozenset[str]
+    steps: int
+
+
+def make_team(
+    config: RunConfig, policy: LoadedModel, device: torch.device, outline: Outline, tokenizer: PreTrainedTokenizerBase,
+    ranks: Ranks = ALONE,
+) -> Team:  # fmt: skip
+    """What is trained, and the reference; on several ranks all of them sharded. tokenizer: of exports."""
+    actor, section = config.actor, config.critic or CriticConfig()
+    critic_model = _critic_model(config, policy) if "values" in outline.needs else None
+    reference = _reference(config, policy, device, outline.needs, ranks) if outline.needs & REFERENCE else None
+    if actor.gradient_checkpointing:
+        recompute(policy.model)
+    learned_in = compute_dtype(actor.dtype, device)
+    shard(policy.model, ranks, actor.fsdp, learned_in)
+    critic = None
+    if critic_model is not None:
+        dtype = learned_in if section.shared else compute_dtype(section.dtype, device)
+        if not section.shared:
+            shard(critic_model, ranks, section.fsdp, dtype)
+        critic = Critic(
+            critic_model, section, dtype, outline.steps, config.seed, actor.max_nonfinite_steps, ranks=ranks
+        )
+    learner = Learner(
+        policy.model, actor, learned_in, config.gconfig.temperature, outline.steps, config.seed,
+        reference=reference, vf_coef=section.vf_coef if critic is not None and section.shared else None,
+        timer=Timer() if critic is None else critic.timer, ranks=ranks,
+    )  # fmt: skip
+    refreshed = config.ref is not None and config.ref.refresh_steps is not None
+    return Team(learner, critic, tokenizer, refreshed, ranks)
+
+
+def _critic_model(config: RunConfig, policy: LoadedModel) -> PackedModel:
     """The policy with a value head, or a model of its own: the starting policy's weights, or others."""
     section, path = config.critic or CriticConfig(), config.critic.path if config.critic else None
-    trust = config.actor.trust_remote_code
+    trust, device = config.actor.trust_remote_code, policy.model.device
     if section.shared:
         model = policy.model
     elif path in (None, config.actor.path):
@@ -112,26 +174,43 @@ def make_critic(config: RunConfig, policy: LoadedModel, device: torch.device, st
         add_adapters(model, section.lora, config.seed)
     if section.gradient_checkpointing and not section.shared:
         recompute(model)
-    dtype = compute_dtype(config.actor.dtype if section.shared else section.dtype, device)
-    return Critic(model, section, dtype, steps, config.seed, config.actor.max_nonfinite_steps)
+    return model
 
 
-def make_reference(config: RunConfig, policy: LoadedModel, device: torch.device, needs: frozenset[str]) -> PackedModel:
+def _reference(
+    config: RunConfig, policy: LoadedModel, device: torch.device, needs: frozenset[str], ranks: Ranks
+) -> PackedModel:
     """The frozen starting policy, or another model, in its own precision. Where adapters began at zero the policy without
-    them is that starting policy, and takes no memory.
+    them is that starting policy, and takes no memory on one rank.
     """
     section, lora = config.ref or RefConfig(), config.actor.lora
     dtype, path = compute_dtype(section.dtype, device), section.path
+    learned_in = compute_dtype(config.actor.dtype, device)  # and what the reference says is computed in
     if path in (None, config.actor.path):
         if lora is not None and started_at_zero(lora) and section.refresh_steps is None:
-            return base_view(policy.model)
+            return base_policy(policy.model, ranks, config.actor.fsdp, learned_in)
         model = cast_copy(policy.model, dtype)
     else:
         trust = config.actor.trust_remote_code
-        loaded = load_causal_lm(path, dtype=dtype, trust_remote_code=trust, device=device)
+        loaded = load_causal_lm(path, dtype=dtype, trust_remote_code=trust, device=policy.model.device)
         check_reference(policy, loaded, whole_vocabulary="kl_full_ref" in needs)
         model = loaded.model
-    return (model.to("cpu") if section.offload else model).requires_grad_(False).eval()
+    return frozen(model, ranks, replace(config.actor.fsdp, offload=section.offload), learned_in)
+
+
+def base_policy(model: PackedModel, ranks: Ranks, spec: ShardConfig, dtype: torch.dtype) -> PackedModel:
+    """The policy without its adapters, frozen: over the same weights, of which each of several ranks holds its part twice.
+    dtype: of its products.
+    """
+    return shard(base_view(model), ranks, spec, dtype)
+
+
+def frozen(model: PackedModel, ranks: Ranks, spec: ShardConfig, dtype: torch.dtype) -> PackedModel:
+    """The model as it is, for good. spec.offload: it waits in main memory. dtype: of its products."""
+    model.requires_grad_(False).eval()
+    if ranks.alone:
+        return model.to("cpu") if spec.offload else model
+    return shard(model, ranks, spec, dtype)
 
 
 def open_judge(

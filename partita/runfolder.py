@@ -1,12 +1,13 @@
 """A run's folder: how it is named, what config it holds, which checkpoint it goes on from.
 
 runs/<experiment>/<trial>/  config.yaml  python.json  metrics.jsonl  reward.svg  samples/  batches/  checkpoints/  best/
-export/  export_critic/
+export/  export_critic/  launch/
 """
 
 from __future__ import annotations
 
 import errno
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,6 +16,7 @@ from typing import Any, Protocol
 from safetensors import SafetensorError
 
 from partita.config import Loaded
+from partita.launch.roles import FOLDER
 from partita.report.reporter import Reporter
 from partita.run import RunConfig, load_run_config
 from partita.train.checkpoint import latest_checkpoint
@@ -41,8 +43,25 @@ class Named(Protocol):
     def trial_name(self) -> str | None: ...
 
 
+def given_folder() -> Path | None:
+    """The run folder that a launcher has made for this process; None where none started it."""
+    given = os.environ.get(FOLDER)
+    return Path(given) if given else None
+
+
+def begun_folder() -> Path | None:
+    """`given_folder`, where a run has begun in it: this process goes on with that."""
+    given = given_folder()
+    return given if given is not None and (given / CONFIG).exists() else None
+
+
 def new_folder(config: Named, command: str = "train") -> Path:
-    """Make the folder of a new run of this command. Raises RunFolderError when it cannot be made or the trial name is taken."""
+    """Make the folder of a new run of this command, or take the one that a launcher has made for it.
+
+    Raises RunFolderError when it cannot be made or the trial name is taken.
+    """
+    if (given := given_folder()) is not None:
+        return given
     parent = Path(config.output_dir) / config.experiment_name
     try:
         parent.mkdir(parents=True, exist_ok=True)

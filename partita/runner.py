@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 import time
-import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
@@ -16,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import PreTrainedTokenizerBase
 
 from partita.algo.algorithm import Algorithm
 from partita.algo.compose import controllers
@@ -24,13 +22,11 @@ from partita.algo.control import Controls, When
 from partita.algo.stats import LOSS_METRICS
 from partita.best import best_folder, remove_beaten, restore_best
 from partita.columns import with_columns
-from partita.ends import EarlyStop, Ends
+from partita.ends import TOLD, EarlyStop, Ends
 from partita.engine.api import Engine
 from partita.evals.plan import EvalPlan
 from partita.extras import Brought
-from partita.models.export import export_hf, export_scorer, remove_leftovers
-from partita.models.load import ModelLoadError
-from partita.models.packed import weights
+from partita.models.export import remove_leftovers
 from partita.records import Group
 from partita.replay.saved import saved, setting_of
 from partita.report.metrics import Metrics, Timer
@@ -47,11 +43,9 @@ from partita.steptimes import EngineClock, step_times
 from partita.tasks.judges.judge import Judges
 from partita.tasks.rates import FILE as PASS_RATES
 from partita.train.batch import RolloutBatch, collate
-from partita.train.checkpoint import Kept, save_checkpoint
-from partita.train.config import RefConfig
-from partita.train.critic import Critic
 from partita.train.learner import Learner
 from partita.train.record import LearnRecord
+from partita.train.team import Team
 
 
 @dataclass(frozen=True)
@@ -66,24 +60,23 @@ class Phase:
 
 @dataclass
 class Run:
-    """One training run. `first_step` counts finished steps: 0 for a new run, the checkpoint's for a resumed one.
+    """One training run, as rank 0 leads it. `first_step` counts finished steps: 0 for a new run, the checkpoint's for a resumed
+    one.
 
-    phases: one for each stage, one where the config has no stages. part_names: the reward functions, in the order of their
-    weights in the algorithms. record: what learning did in the last step. applied: what the rules remembered meanwhile.
-    starting: the weights that training started from, where samples come from those but evaluations borrow the engine.
-    started: their fingerprint. finished: steps so far.
+    team: the models, on all ranks. phases: one for each stage, one where the config has no stages. part_names: the reward
+    functions, in the order of their weights in the algorithms. record: what learning did in the last step. applied: what the
+    rules remembered meanwhile. starting: the weights that training started from, where samples come from those but
+    evaluations borrow the engine. started: their fingerprint. finished: steps so far.
     """
 
     config: RunConfig
     folder: Path
-    tokenizer: PreTrainedTokenizerBase
-    learner: Learner
+    team: Team
     engine: Engine
     rollouts: Rollouts
     phases: tuple[Phase, ...]
     steps: int
     reporter: Reporter
-    critic: Critic | None = None
     eval_plan: EvalPlan | None = None
     brought: Brought = field(default_factory=Brought)
     part_names: tuple[str, ...] = ()
@@ -107,6 +100,11 @@ class Run:
         self.progress = Progress(tuple(self.config.stages))
         self.engine_clock = EngineClock(self.engine)
         self._enter()
+
+    @property
+    def learner(self) -> Learner:
+        """This rank's."""
+        return self.team.learner
 
     @property
     def phase(self) -> Phase:
@@ -145,12 +143,8 @@ class Run:
 
     def score(self, groups: Sequence[Group], version: int) -> RolloutBatch:
         """The batch of the groups, with the streams that the algorithm needs. `version`: of the newest weights."""
-        rollout, needs = collate(groups, seed=self.config.seed, version=version), self.algorithm.needs
-        rollout = with_columns(rollout, needs, self.part_names)
-        rollout = self.learner.score(rollout, self.algorithm)
-        if self.critic is not None and "values" in needs:
-            rollout = self.critic.score(rollout)
-        return rollout
+        rollout = collate(groups, seed=self.config.seed, version=version)
+        return self.team.score(with_columns(rollout, self.algorithm.needs, self.part_names), self.algorithm)
 
     def credit(self, rollout: RolloutBatch) -> tuple[Algorithm, RolloutBatch]:
         """Give credit, and let the controllers move before and after it. The algorithm is that of the optimizer steps."""
@@ -163,20 +157,9 @@ class Run:
         return self._moved("after_credit", found.as_dict()), rollout
 
     def learn(self, rollout: RolloutBatch, algorithm: Algorithm, step: int) -> Metrics:
-        """All optimizer steps of a train step, the critic's first: it learns alone while its warm-up lasts."""
-        self.learner.total_steps = self._length(step)
-        self.applied = self.controls.state_dict()
-        metrics, critic, warming = Metrics(), self.critic, False
-        if critic is not None and algorithm.value is not None and not critic.config.shared:
-            actor, critic.total_steps = self.phase.config.actor, self.learner.total_steps
-            metrics = critic.learn(rollout, algorithm, step, actor.ppo_epochs, actor.ppo_n_minibatches)
-            warming = step < critic.config.warmup_steps
-        if warming:
-            self.record = LearnRecord()
-            metrics.count("critic_only_steps")
-        else:
-            found, self.record = self.learner.learn(rollout, algorithm, step, whole=self._watched)
-            metrics.merge(found)
+        """All optimizer steps of a train step."""
+        self.applied, total = self.controls.state_dict(), self._length(step)
+        metrics, self.record = self.team.learn(rollout, algorithm, step, total, whole=self._watched)
         return metrics
 
     def publish(self, version: int) -> None:
@@ -185,8 +168,8 @@ class Run:
             self.engine.publish(self.policy_weights(), version)
 
     def policy_weights(self) -> Iterable[tuple[str, torch.Tensor]]:
-        """The learner's weights of now, as the engine takes them."""
-        return weights(self.learner.model)
+        """The learner's weights of now, as the engine takes them; gathered where it does."""
+        return self.team.weights()
 
     async def finish(self, step: int, taken: Taken, rollout: RolloutBatch, metrics: Metrics) -> None:
         """Controllers, evaluation, report, stage and checkpoint of step `step` (counted from 1), each when due."""
@@ -217,11 +200,8 @@ class Run:
     def save(self, step: int, state: dict[str, Any] | None = None) -> None:
         """Write a checkpoint, after the records of all steps before it. state: an earlier `state_dict`, the present one if None."""
         self.reporter.wait()
-        keep = self.config.checkpoint.keep_last
-        root = self.folder / CHECKPOINTS
-        learner, state = self.learner, self.state_dict(step) if state is None else state
-        others = beside(self.critic, learner, self.config.ref)
-        save_checkpoint(root, step, learner.model, learner.stepper.optimizer, state, keep, others)
+        state = self.state_dict(step) if state is None else state
+        self.team.save(self.folder / CHECKPOINTS, step, state, self.config.checkpoint.keep_last)
         if self.ends.stop is not None:
             remove_beaten(self.folder, self.ends.stop.best_step)
         if self.rollouts.rates is not None:
@@ -237,11 +217,11 @@ class Run:
             "rollouts": self.rollouts.state_dict(),
             "controls": self.controls.state_dict(),
             "learner": self.learner.state_dict(),
-            "critic": {} if self.critic is None else self.critic.state_dict(),
+            "critic": {} if self.team.critic is None else self.team.critic.state_dict(),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from a checkpoint's state. Raises ValueError for one that does not fit this config."""
+        """Go on from a checkpoint's state, which the team has read. Raises ValueError for one that does not fit this config."""
         self.first_step = self.finished = state["step"]
         if "stage" in state:  # a run of version 0.1 has one phase
             self.progress.load_state_dict(state["stage"])
@@ -250,14 +230,23 @@ class Run:
         self._enter()
         self.rollouts.load_state_dict(state["rollouts"])
         self.controls.load_state_dict(state["controls"])
-        self.learner.load_state_dict(state["learner"])
-        if self.critic is not None:
-            self.critic.load_state_dict(state["critic"])
+
+    @property
+    def whole(self) -> bool:
+        """Whether all steps were taken that the config asks for."""
+        return self.finished >= self.steps or self.rollouts.exhausted
+
+    @property
+    def early(self) -> bool:
+        """Whether it ends before its last step because it was told to."""
+        return self.ends.reason is TOLD and not self.whole
 
     def end(self) -> None:
         """Export the model, also when a kill came between the last checkpoint and its export; say why and what to do next."""
-        folder, whole = self.folder, self.finished >= self.steps or self.rollouts.exhausted
-        reason = None if whole else self.ends.reason
+        folder, reason = self.folder, None if self.whole else self.ends.reason
+        if self.early:  # whoever told it to end does not wait for an export
+            self.reporter.finish({"go on": self.brought.resume_command(folder)}, [f"ended early: {TOLD.text}"])
+            return
         for name in (EXPORT, CRITIC_EXPORT):
             remove_leftovers(folder / name)
         self.export(folder / EXPORT)
@@ -276,12 +265,9 @@ class Run:
 
     def export(self, folder: Path) -> None:
         """Write the model in Hugging Face format, and the critic beside it, as a sequence-classification model."""
-        export_hf(self.learner.model, self.tokenizer, folder)
-        if self.critic is not None:
-            try:
-                export_scorer(self.critic.model, self.tokenizer, folder.with_name(CRITIC_EXPORT))
-            except ModelLoadError as error:  # the run is not worth less for it
-                warnings.warn(f"the critic is not exported: {error}", stacklevel=2)
+        self.team.export(folder)
+        if self.team.critic is not None:
+            self.team.export_critic(folder.with_name(CRITIC_EXPORT))
 
     def _enter(self) -> None:
         """Put the stage in place: its rules, beside what they remember, and how it samples and learns."""
@@ -295,14 +281,13 @@ class Run:
         rollouts.adaptive = AdaptiveSizes.of(sampled.adaptive_n)
         if rollouts.adaptive is not None and known is not None:
             rollouts.adaptive.load_state_dict(known.state_dict())
-        self.learner.config, self.learner.temperature = phase.config.actor, sampled.temperature
+        self.team.enter(phase.config.actor, sampled.temperature)
 
     def _refresh(self, step: int) -> None:
         """Make the policy of now the reference, where that is due."""
-        section, learner = self.config.ref, self.learner
-        every = None if section is None else section.refresh_steps
-        if learner.reference is not None and every is not None and step % every == 0:
-            learner.reference.load_weights(weights(learner.model))
+        every = None if self.config.ref is None else self.config.ref.refresh_steps
+        if self.learner.reference is not None and every is not None and step % every == 0:
+            self.team.refresh()
 
     def _keep(self, step: int, rollout: RolloutBatch) -> None:
         """The numbers of the step, for `partita replay`."""
@@ -329,7 +314,7 @@ class Run:
             counted = {name: value for name, value in metrics.items() if not name.startswith("eval/")}
         if "eval/error_share" in metrics and self.ends.evaluated(step, metrics, in_turn=in_turn):
             with self.timed("save"):
-                export_hf(self.learner.model, self.tokenizer, best_folder(self.folder, step))
+                self.team.export(best_folder(self.folder, step))
         self._advance(step, counted)
 
     def _advance(self, step: int, metrics: Mapping[str, float]) -> None:
@@ -382,18 +367,8 @@ class Run:
 
     def _eval_due(self, step: int) -> bool:
         asked = self.eval_plan is not None and self.config.evaluator.freq_steps is not None
-        return asked and (self._in_turn(step) or self._over(step))
+        return asked and (self._in_turn(step) or (self._over(step) and not self.early))
 
     def _save_due(self, step: int) -> bool:
         every = self.config.checkpoint.freq_steps
         return self._over(step) or (every is not None and step % every == 0)
-
-
-def beside(critic: Critic | None, learner: Learner, ref: RefConfig | None) -> dict[str, Kept]:
-    """What a checkpoint holds beside the policy, by name: a critic of its own, and a reference that was refreshed."""
-    found = dict[str, Kept]()
-    if critic is not None and not critic.config.shared:
-        found["critic"] = (critic.model, critic.stepper.optimizer)
-    if learner.reference is not None and ref is not None and ref.refresh_steps is not None:
-        found["reference"] = (learner.reference, None)
-    return found

@@ -14,20 +14,25 @@ from contextlib import suppress
 from dataclasses import replace
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
 
-from partita.build import build
+from partita.build import build, check_run, follow_run
+from partita.ends import Told, hearing
 from partita.extras import Extras
+from partita.launch.ended import EARLY
+from partita.launch.start import Asked, is_role, launch, launches, own_command
 from partita.loop import train as train_loop
+from partita.ops.ranks import Ranks, join_ranks
 from partita.records import Group
 from partita.report.records import StepRecord
 from partita.report.sinks import read_metrics
 from partita.rollout.named import workflow_of
 from partita.rollout.workflow import Workflow
 from partita.run import RunConfig, load_run_config
+from partita.runfolder import begun_folder
 
 QUICKSTART = Path(str(files("partita") / "quickstart.yaml"))
 Filter = Callable[[dict[str, NDArray[np.float64]]], bool]
@@ -60,16 +65,44 @@ class PPOTrainer:
         with; a name with plain values becomes part of the run's config, so that the command line can go on with the run.
         dynamic_filter_fn: gets `{"rewards": array}` of a group's raw task rewards and says whether to train on the group; groups
         it refuses are replaced (or not, with `dynamic_bs`). Raises ConfigError for a workflow that cannot be made.
+
+        Where the config asks for several processes, this one starts the program that it runs itself in each of them, and waits:
+        what comes before this call happens in all of them, and what comes after it in this one alone.
         """
         keep = None if dynamic_filter_fn is None else _group_filter(dynamic_filter_fn)
         config, made = _with_workflow(self.config, workflow, dict(workflow_kwargs or {}))
+        extras = Extras(self.rewards, made, keep)
+        if launches(config):
+            return launch(self._asked(config, extras))
+        told, resume, ranks = Told(), self.resume or begun_folder(), join_ranks()
+        if not ranks.leads:
+            _follow(config, ranks, told)
 
         async def whole_run() -> Path:
-            with build(config, Extras(self.rewards, made, keep), self.resume) as run:
+            with build(config, extras, resume, ranks) as run:
+                run.ends.told = told
                 await train_loop(run)
+                told.heeded = run.early
                 return run.folder
 
-        return run_async(whole_run())
+        with hearing(told):
+            folder = run_async(whole_run())
+        if told.heeded:
+            raise SystemExit(EARLY)
+        if is_role():  # what the program does with the result is done once, by the process that started this one
+            raise SystemExit(0)
+        return folder
+
+    def _asked(self, config: RunConfig, extras: Extras) -> Asked:
+        """This run, in several processes. Raises what `build` would raise in each of them, before any is started."""
+        check_run(config, extras, self.resume)
+        return Asked(config, "train", own_command(), self.resume, extras.names.resume_command)
+
+
+def _follow(config: RunConfig, ranks: Ranks, told: Told) -> NoReturn:
+    with hearing(told):  # rank 0 heeds it
+        follow_run(config, ranks)
+    raise SystemExit(0)
 
 
 def train(

@@ -27,7 +27,16 @@ try partita train --resume "$runs/quickstart/001" total_train_steps=3
 try partita replay "$runs/quickstart/001" --step 2 --algorithm gspo
 try partita export "$runs/quickstart/001" "$runs/my-model"
 try python -c "from transformers import AutoModelForCausalLM as M; print(M.from_pretrained('$runs/my-model').num_parameters())"
+try partita plan examples/quickstart.yaml --no-calibrate > "$runs/plan.txt"
+grep -q ': fits' "$runs/plan.txt"
 drop quickstart my-model
+
+say 'beyond one process'
+python scripts/tiny_model.py "$runs/tiny" # loaded twice, and tried here are the processes, not what is learned
+try partita train examples/scale/two_learners.yaml "${short[@]}" total_train_steps=1 actor.path="$runs/tiny" trial_name=two
+drop two-learners tiny
+try partita launch examples/scale/vllm.yaml --dry-run > "$runs/launch.txt"
+grep -q 'vllm.entrypoints.openai.api_server' "$runs/launch.txt"
 
 say 'the Python example'
 python - "$runs" <<'PY'

@@ -48,7 +48,7 @@ WRONG = {
     "foreign key": (["actor.learning_rate=1"], "actor.learning_rate: unknown key", "actor.optimizer.lr"),
     "wrong type": (["actor.eps_clip=abc"], 'actor.eps_clip: expected float, got "abc"', "[command line]"),
     "two at once": (["gconfig.n_samples=0", "seed=x"], "2 problems", "gconfig.n_samples", "must be", 'seed: expected int, got "x"'),
-    "launcher": (["scheduler.type=ray"], "scheduler: type=ray", "one machine only", "scheduler.type=local"),
+    "launcher": (["scheduler.type=rya"], "scheduler.type: expected one of local, ray, slurm", 'got "rya"'),
     "greedy": (["gconfig.temperature=0"], "gconfig: temperature=0", "greedy"),
     "seed": (["seed=4294967296"], "seed:", "< 4294967296"),
     "stale samples": (["rollout.max_head_offpolicyness=2"], "rollout.max_head_offpolicyness=2", "trains in turns"),

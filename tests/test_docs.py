@@ -9,7 +9,10 @@ import pytest
 import test_loop
 from running import call
 
+from partita.engine.servers.client import COUNTED
+from partita.launch.start import launches
 from partita.report.sinks import read_metrics
+from partita.run import load_run_config
 from partita.tasks.conversations import LAYOUTS, RowReader
 from partita.tasks.reward import RewardConfig
 
@@ -71,6 +74,21 @@ def test_every_metric_of_a_run_is_explained(name, tmp_path):
     assert not documented("reward/first")
 
 
+@pytest.mark.parametrize("name", [*COUNTED, "probe_difference"])
+def test_every_metric_of_engine_servers_is_explained(name):
+    assert documented(f"engine/{name}")
+
+
+@pytest.mark.parametrize(
+    "path", sorted((DOCS.parent / "examples" / "scale").glob("*.yaml")), ids=lambda path: path.stem
+)
+def test_configs_beyond_one_process_launch_and_name_their_page(path):
+    assert launches(load_run_config([path], []).value)
+    [page] = re.findall(r"^# .*\((docs/[\w/]+\.md)\)", path.read_text(encoding="utf-8"), flags=re.MULTILINE)
+    assert (DOCS.parent / page).exists()
+    assert f"examples/scale/{path.name}" in (DOCS.parent / page).read_text(encoding="utf-8")
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("words", ["sft", "rm", "dpo", "dpo loss.type=simpo", "dpo loss.type=kto"])
 def test_every_metric_of_training_on_data_is_explained(words, tmp_path, model_folder):
@@ -112,7 +130,14 @@ def test_the_printed_rows_are_read_as_the_page_says():
     assert all(f"`{name}`" in text for name in LAYOUTS)
 
 
-@pytest.mark.parametrize("page", ["training-on-data.md", "lora.md", "models-in-memory.md"])
+TWINS = [
+    "training-on-data.md", "lora.md", "models-in-memory.md", "from-laptop-to-cluster.md", "plan.md", "scaling.md",
+    *(f"launchers/{name}.md" for name in ("local", "ray", "slurm")),
+    *(f"engines/{name}.md" for name in ("local", "vllm", "sglang")),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("page", TWINS)
 def test_a_page_and_its_translation_have_the_same_shape(page):
     shapes = []
     for name in (page, f"zh/{page}"):

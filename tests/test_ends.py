@@ -1,6 +1,8 @@
 """Runs that end before their last step: what ends them, that nothing is lost, and that they go on as if they had not ended."""
 
 import json
+import os
+import signal
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -11,11 +13,11 @@ import torch
 from test_loop import ToyRun, made_of, timeless
 
 from partita.config import ConfigError
-from partita.ends import EarlyStop, EarlyStopConfig, Ends, lines_of
+from partita.ends import EarlyStop, EarlyStopConfig, Ends, hearing, lines_of
 from partita.report.config import ReportConfig
 from partita.report.records import StepRecord
 from partita.report.reporter import Reporter, RunFacts
-from partita.rollout.rollouts import Refill
+from partita.rollout.rollouts import Refill, Taken
 from partita.run import RunConfig, load_run_config, refuse_unevaluated
 from partita.stages import StageConfig, UntilConfig
 
@@ -224,6 +226,27 @@ def test_generated_tokens_end_a_run_between_two_steps_with_a_checkpoint(tmp_path
     last = on_from(longer, max_tokens=None)
     assert timeless(test_loop.run(last)) == want
     assert torch.equal(last.learner.model.table, whole.learner.model.table)  # type: ignore[arg-type]
+
+
+def test_a_signal_ends_a_run_after_its_step_with_a_checkpoint_and_nothing_else(tmp_path: Path) -> None:
+    whole = toy(tmp_path / "whole", evaluate=True)
+    want = timeless(test_loop.run(whole))
+    made = toy(tmp_path / "told", evaluate=True)
+    take = made.take
+
+    async def told_meanwhile(step: int) -> Taken:
+        if step == 2:
+            os.kill(os.getpid(), signal.SIGUSR1)
+        return await take(step)
+
+    made.take = told_meanwhile
+    with hearing(made.ends.told):
+        assert timeless(test_loop.run(made)) == want[:3]  # the third step was not evaluated out of turn
+    assert (made.saved, made.finished, made.early) == (3, 3, True)
+    assert signal.getsignal(signal.SIGUSR1) == signal.SIG_DFL
+    again = on_from(made)
+    assert timeless(test_loop.run(again)) == want
+    assert not again.early
 
 
 def test_a_run_ends_by_its_evaluations_and_goes_on_with_more_patience(tmp_path: Path) -> None:

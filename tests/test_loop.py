@@ -41,6 +41,7 @@ from partita.tasks.settings import DatasetConfig
 from partita.train.config import ActorConfig, CriticConfig, OptimizerConfig
 from partita.train.critic import Critic
 from partita.train.learner import Learner
+from partita.train.team import Team
 
 SAMPLING = Sampling(max_new_tokens=4, stop_ids=(7,))
 
@@ -85,14 +86,14 @@ def made_of(config: RunConfig, folder: Path, reference: TableModel | None = None
         critic = Critic(TableCritic(), section, torch.float32, steps, 1, 3)  # type: ignore[arg-type]
     filtered = Refill(lambda group: not is_zero_variance(group), 10, refill=False)
     return ToyRun(
-        config, folder, byte_tokenizer(),
-        Learner(model, config.actor, torch.float32, 1.0, steps, 1, reference), engine,  # type: ignore[arg-type]
+        config, folder, Team(Learner(model, config.actor, torch.float32, 1.0, steps, 1, reference), critic, byte_tokenizer()),  # type: ignore[arg-type]
+        engine,
         Rollouts(engine, SingleTurn(), CountedPrompts(), scorer, SAMPLING, 6, 1),
         tuple(
             Phase(one.config, one.algorithm, filtered if one.config.actor.dynamic_sampling else None)
             for one in stages
         ),
-        steps, Reporter(ReportConfig(console="quiet"), RunFacts(folder, "toy", steps, {})), critic,
+        steps, Reporter(ReportConfig(console="quiet"), RunFacts(folder, "toy", steps, {})),
         EvalPlan(Evaluator(engine, SingleTurn(), scorer, 1), prompts, replace(SAMPLING, temperature=1.0)),
         part_names=("first",), starting={"table": TableModel().table.detach()},
     )  # fmt: skip
@@ -104,9 +105,10 @@ def resumed(first: ToyRun, step: int, folder: Path) -> ToyRun:
     second.load_state_dict(json.loads(json.dumps(first.state_dict(step))))
     second.learner.model.load_state_dict(first.learner.model.state_dict())
     second.learner.stepper.optimizer.load_state_dict(first.learner.stepper.optimizer.state_dict())
-    if first.critic is not None and second.critic is not None:
-        second.critic.model.load_state_dict(first.critic.model.state_dict())
-        second.critic.stepper.optimizer.load_state_dict(first.critic.stepper.optimizer.state_dict())
+    ours, theirs = first.team.critic, second.team.critic
+    if ours is not None and theirs is not None:
+        theirs.model.load_state_dict(ours.model.state_dict())
+        theirs.stepper.optimizer.load_state_dict(ours.stepper.optimizer.state_dict())
     second.publish(step)
     return second
 

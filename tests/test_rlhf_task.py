@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 import torch
 
-from partita.offline.build import load_data, load_model
+from partita.offline.build import load_data
 from partita.offline.config import load_offline_config
+from partita.offline.models import load_model
 from partita.run import composed, load_run_config
 from partita.tasks.binding import bind_all
 from partita.tasks.conversations import RowReader

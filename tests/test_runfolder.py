@@ -6,7 +6,17 @@ from pathlib import Path
 import pytest
 from safetensors import SafetensorError
 
-from partita.runfolder import CHECKPOINTS, DiskError, RunFolderError, disk_full_is_readable, resume_point
+from partita.launch.roles import FOLDER
+from partita.run import RunConfig
+from partita.runfolder import (
+    CHECKPOINTS,
+    DiskError,
+    RunFolderError,
+    begun_folder,
+    disk_full_is_readable,
+    new_folder,
+    resume_point,
+)
 
 
 @pytest.mark.parametrize(
@@ -37,3 +47,15 @@ def test_a_run_without_checkpoints_starts_at_0_and_one_with_damaged_ones_is_refu
         pytest.raises(RunFolderError, match="all are damaged: step_000001, step_000002"),
     ):
         resume_point(tmp_path)
+
+
+def test_a_process_that_a_launcher_started_takes_the_folder_it_is_given(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = RunConfig(total_train_steps=1, output_dir=str(tmp_path / "runs"))
+    assert begun_folder() is None
+    assert new_folder(config) == tmp_path / "runs" / "run" / "001"
+    monkeypatch.setenv(FOLDER, str(tmp_path))
+    assert (new_folder(config), begun_folder()) == (tmp_path, None)
+    (tmp_path / "config.yaml").write_text("")
+    assert begun_folder() == tmp_path  # its run has begun: it goes on

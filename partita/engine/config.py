@@ -7,11 +7,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Any, Literal
+from urllib.parse import urlsplit
 
 import torch
 
 from partita.config.schema import key, key_factory
 from partita.engine.api import Sampling
+from partita.engine.servers.kinds import server_kinds
 
 
 @dataclass(frozen=True)
@@ -102,10 +104,69 @@ class GenerationConfig:
 
 
 @dataclass(frozen=True)
+class ServerConfig:
+    """How engine servers are started, and what is expected of them; of given ones only the second half counts."""
+
+    python: str | None = key(
+        None, "interpreter of the environment that the server is installed in; null is that of the run"
+    )
+    tensor_parallel: int = key(1, "GPUs that one server splits the model over", ge=1)
+    args: tuple[str, ...] = key((), "more arguments of the server's own command line, as [--enforce-eager]")
+    env: dict[str, Any] = key_factory(dict, "environment variables of a server, as {VLLM_CPU_KVCACHE_SPACE: 2}")
+    context: int | None = key(
+        None,
+        "tokens of prompt and completion together that a server has room for; null is all that the model can",
+        ge=2,
+    )
+    start_timeout: float = key(
+        600.0,
+        "seconds until a server must answer after its start, after it was lost, and when it is given new weights, before the run "
+        "fails",
+        gt=0,
+    )
+    health_seconds: float = key(
+        5.0, "seconds between two looks at whether a server still answers; three that fail in a row make it lost", gt=0
+    )
+    weights: Literal["auto", "folder", "transfer"] = key(
+        "auto",
+        "how new weights reach the servers: through a folder of safetensors that they read, or by the server's own transfer from "
+        "GPU to GPU; auto takes the transfer where policy and servers are on GPUs and the server's package can be imported here",
+    )
+    weights_folder: str | None = key(
+        None,
+        "where the newest weights lie for the servers to read, on a disk that all of them see; null is the launch folder of the "
+        "run, or a temporary one on this machine",
+    )
+
+
+@dataclass(frozen=True)
+class ProbeConfig:
+    """After each weight update every server samples one fixed prompt, and its log-probs are compared with the trainer's."""
+
+    tokens: int = key(16, "tokens to compare; 0 compares nothing", ge=0)
+    max_difference: float | None = key(
+        None,
+        "mean absolute difference of a token's log-prob, in nats, that ends the run; null is 0.3 where the server or the policy "
+        "computes in bfloat16 and 0.02 where neither does",
+        gt=0,
+    )
+
+
+@dataclass(frozen=True)
 class RolloutConfig:
     """What samples completions, and how far ahead of training."""
 
-    backend: Literal["local"] = key("local", "the engine; `local` is the built-in one, in the trainer's process")
+    backend: str = key(
+        "local",
+        "the engine: local is the built-in one, in the trainer's process or, with servers, in processes of its own; "
+        "vllm and sglang are servers of these. Servers are given by rollout.servers, or started by the run (allocation.servers)",
+        choices=("local", *server_kinds()),
+    )
+    servers: tuple[str, ...] = key(
+        (), "addresses of running servers, as [http://host:8000]; they get the run's weights"
+    )
+    server: ServerConfig = key_factory(ServerConfig, "servers that the run starts, and how it deals with them")
+    probe: ProbeConfig = key_factory(ProbeConfig, "the check that a server has the trainer's weights")
     dtype: Literal["auto", "bfloat16", "float32"] = key(
         "auto", "precision of the engine's weights and cache; auto is bfloat16 where the hardware computes in it"
     )
@@ -131,6 +192,23 @@ class RolloutConfig:
         dict, "arguments of the workflow, as {environment: path/file.py:Name}"
     )
 
+    def __post_init__(self) -> None:
+        """Raise ValueError for addresses that are none, or that name one server twice."""
+        for url in self.servers:
+            if not is_address(url):
+                raise ValueError(f"servers: {url!r} is no address; write it as http://host:port")
+        if len(set(self.servers)) < len(self.servers):
+            raise ValueError(f"servers={list(self.servers)} names a server twice: its slots would be counted twice")
+
+
+def is_address(url: str) -> bool:
+    """Whether it names a server: http or https, a host, and a port that is a number where there is one."""
+    try:
+        found = urlsplit(url)
+        return found.scheme in ("http", "https") and bool(found.hostname) and found.port != 0
+    except ValueError:
+        return False
+
 
 def compute_dtype(name: Literal["auto", "bfloat16", "float32"], device: torch.device) -> torch.dtype:
     """The dtype that `rollout.dtype` means on `device`."""
@@ -141,5 +219,7 @@ def compute_dtype(name: Literal["auto", "bfloat16", "float32"], device: torch.de
         # Emulated bfloat16 products are slower than float32 ones.
         return torch.bfloat16 if able.get("avx512_bf16") or able.get("amx_bf16") else torch.float32
     if device.type == "cuda":
+        if not torch.cuda.is_available():  # it is another machine's
+            return torch.bfloat16
         return torch.bfloat16 if torch.cuda.is_bf16_supported(including_emulation=False) else torch.float32
     return torch.float32

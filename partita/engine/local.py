@@ -17,7 +17,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
@@ -26,11 +26,11 @@ from transformers import PreTrainedTokenizerBase
 
 from partita.engine.api import Completion, Request
 from partita.engine.decoder import Decoder, SlotDecoder
+from partita.engine.draft import Draft, draft_of
 from partita.engine.plain import PlainDecoder
 from partita.engine.random import check_draw, uniforms
 from partita.engine.sampler import Knobs, sample
 from partita.engine.scheduler import Scheduler
-from partita.engine.text import StopWatch, cut_at_stop, decode
 from partita.models.lean import LeanModel
 from partita.models.packed import PackedModel
 from partita.ops.threads import release_threads
@@ -61,27 +61,12 @@ class EngineStats:
 class _Job:
     """A request on its way: its future and what was sampled so far."""
 
-    request: Request
+    draft: Draft
     future: Future[Completion]
-    limit: int
-    watch: StopWatch | None
-    ids: list[int] = field(default_factory=list[int])
-    logprobs: list[float] = field(default_factory=list[float])
-    versions: list[int] = field(default_factory=list[int])
 
     @property
     def prompt_ids(self) -> tuple[int, ...]:
-        return self.request.prompt_ids
-
-    def stopped(self) -> StopReason | None:
-        """Why the completion ends with its last token, if it does."""
-        sampling = self.request.sampling
-        if self.ids[-1] in sampling.stop_ids:
-            return "stop"
-        seen = self.watch is not None and self.watch.look(self.ids)
-        if seen and len(self.ids) >= sampling.min_new_tokens:
-            return "stop"
-        return "length" if len(self.ids) >= self.limit else None
+        return self.draft.request.prompt_ids
 
 
 @dataclass(frozen=True)
@@ -128,9 +113,16 @@ class LocalEngine:
 
         Cancelling a future frees its slot. Raises RuntimeError when the engine is closed or has crashed.
         """
-        jobs = [self._job(request) for request in requests]
-        self._post([job for job in jobs if not job.future.done()])
-        return [job.future for job in jobs]
+        futures, jobs = list[Future[Completion]](), list[_Job]()
+        for request in requests:
+            check_draw(request.draw)
+            futures.append(Future())
+            try:
+                jobs.append(_Job(draft_of(request, self._context, self._tokenizer), futures[-1]))
+            except ValueError as error:
+                futures[-1].set_exception(error)
+        self._post(jobs)
+        return futures
 
     def publish(self, weights: Iterable[tuple[str, Tensor]], version: int) -> None:
         """See `Engine`. Returns when the weights are in use; running completions go on, their keys and values anew.
@@ -158,20 +150,6 @@ class LocalEngine:
     def stats(self) -> EngineStats:
         """A copy of the counts so far."""
         return replace(self._stats)
-
-    def _job(self, request: Request) -> _Job:
-        check_draw(request.draw)
-        sampling, prompt = request.sampling, len(request.prompt_ids)
-        watch = StopWatch(self._tokenizer, sampling.stop_strings) if sampling.stop_strings else None
-        job = _Job(request, Future(), min(sampling.max_new_tokens, self._context - prompt), watch)
-        if not prompt:
-            job.future.set_exception(ValueError("a request without prompt ids: nothing predicts its first token"))
-        elif job.limit < 1:
-            problem = f"a prompt of {prompt} tokens leaves no room in a context of {self._context} tokens"
-            if sampling.max_new_tokens < 1:
-                problem = f"max_new_tokens={sampling.max_new_tokens} must be at least 1"
-            job.future.set_exception(ValueError(problem))
-        return job
 
     def _post(self, item: list[_Job] | _Update) -> None:
         with self._wake:
@@ -214,7 +192,7 @@ class LocalEngine:
         self._version = update.version
         self._scheduler.forget_prefixes()
         # The last sampled token is not in the cache yet: the next step puts it there.
-        self._decoder.refresh([[*job.prompt_ids, *job.ids[:-1]] for job in self._scheduler.running])
+        self._decoder.refresh([[*job.prompt_ids, *job.draft.ids[:-1]] for job in self._scheduler.running])
         self._stats.publish_seconds += time.perf_counter() - began
         update.done.set_result(None)
 
@@ -229,8 +207,8 @@ class LocalEngine:
         self._stats.prefill_seconds += prefilled - began
         jobs = self._scheduler.running
         if jobs and not self._closing:
-            positions = [len(job.prompt_ids) + len(job.ids) - 1 for job in jobs]
-            ids = [job.ids[-1] for job in jobs]
+            positions = [len(job.prompt_ids) + len(job.draft.ids) - 1 for job in jobs]
+            ids = [job.draft.ids[-1] for job in jobs]
             self._advance(0, self._forward(partial(self._decoder.step, ids, positions)))
             self._stats.decode_steps += 1
             self._stats.decode_seconds += time.perf_counter() - prefilled
@@ -252,11 +230,9 @@ class LocalEngine:
         finished: list[int] = []
         for row, (job, (token, logprob)) in enumerate(zip(jobs, self._sample(jobs, logits_BV), strict=True), first):
             if not math.isfinite(logprob):
-                raise FloatingPointError(f"non-finite logits after {len(job.ids)} tokens of {job.request.draw}")
-            job.ids.append(int(token))
-            job.logprobs.append(logprob)
-            job.versions.append(self._version)
-            reason = job.stopped()
+                drawn = job.draft.request.draw
+                raise FloatingPointError(f"non-finite logits after {len(job.draft.ids)} tokens of {drawn}")
+            reason = job.draft.add(int(token), logprob, self._version)
             if reason is not None:
                 self._finish(job, reason)
             if reason is not None or job.future.cancelled():
@@ -266,21 +242,14 @@ class LocalEngine:
 
     def _sample(self, jobs: Sequence[_Job], logits_BV: Tensor) -> list[list[float]]:
         """(token, log-prob) per row, fetched from the device at once; float64 holds token ids exactly."""
-        generated = [len(job.ids) for job in jobs]
-        knobs = Knobs.of([job.request.sampling for job in jobs], generated, logits_BV.shape[1], logits_BV.device)
-        uniform_B = torch.from_numpy(uniforms([job.request.draw for job in jobs], generated)).to(logits_BV.device)
+        generated, requests = [len(job.draft.ids) for job in jobs], [job.draft.request for job in jobs]
+        knobs = Knobs.of([one.sampling for one in requests], generated, logits_BV.shape[1], logits_BV.device)
+        uniform_B = torch.from_numpy(uniforms([one.draw for one in requests], generated)).to(logits_BV.device)
         ids_B, logprobs_B = sample(logits_BV, uniform_B, knobs)
         return torch.stack([ids_B.double(), logprobs_B.double()], -1).tolist()
 
     def _finish(self, job: _Job, reason: StopReason) -> None:
-        sampling = job.request.sampling
-        ended_by_id = bool(job.ids) and job.ids[-1] in sampling.stop_ids
-        text = decode(self._tokenizer, job.ids[:-1] if ended_by_id else job.ids)
-        before_stop = cut_at_stop(text, sampling.stop_strings)
-        if before_stop is not None:
-            text, reason = before_stop, "stop"
-        ids, logprobs, versions = tuple(job.ids), tuple(job.logprobs), tuple(job.versions)
-        self._finished.append((job, Completion(ids, logprobs, versions, reason, text)))
+        self._finished.append((job, job.draft.completion(self._tokenizer, reason)))
 
     def _deliver(self) -> None:
         """Resolve futures, last in a turn: whoever wakes up finds statistics and slots up to date."""

@@ -10,8 +10,6 @@ Left out: making adapters and saving them, which is `models.lora`.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -93,18 +91,3 @@ def merged_layer(layer: Any, dtype: torch.dtype | None = None) -> nn.Module:
     given: dict[int, Any] = {id(p): nn.Parameter(p.detach().to(wanted, copy=True)) for p in base.parameters()}
     given[id(base.weight)] = nn.Parameter(merged_weight(layer).to(wanted))
     return copy.deepcopy(base, given)
-
-
-@contextmanager
-def swapped(module: nn.Module, made: Callable[[Any], nn.Module]) -> Iterator[None]:
-    """Inside, every adapted layer is replaced by what `made` makes of it; afterwards, and after an error, it is back."""
-    places = [(parent, name, child) for parent in module.modules() for name, child in parent.named_children()]
-    places = [(parent, name, child) for parent, name, child in places if is_adapted(child)]
-    news = {id(layer): made(layer) for layer in adapted_layers(module)}
-    try:
-        for parent, name, layer in places:
-            setattr(parent, name, news[id(layer)])
-        yield
-    finally:
-        for parent, name, layer in places:
-            setattr(parent, name, layer)

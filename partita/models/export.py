@@ -15,12 +15,14 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForSequenceClassification, PreTrainedTokenizerBase
 
-from partita.models.adapters import merged_layer, swapped
+from partita.models.adapters import family_parameters
 from partita.models.load import ModelLoadError
-from partita.models.packed import PackedModel
+from partita.models.packed import PackedModel, weights
+from partita.models.parallel import full
 from partita.models.quiet import quiet
 from partita.models.scoring import ScoreStats
 from partita.ops.disk import sync
+from partita.ops.ranks import ALONE, Ranks
 
 ASIDE = ".partita-export-"
 PAD = "<|pad|>"
@@ -28,21 +30,26 @@ PAD = "<|pad|>"
 ENDED = "{% set scored %}", "{% endset %}{{ scored if add_generation_prompt else scored.rstrip() }}"
 
 
-def export_hf(model: PackedModel, tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
-    """Write weights (safetensors, in the model's dtype), configuration and tokenizer; replaces an older export.
+def export_hf(model: PackedModel, tokenizer: PreTrainedTokenizerBase, folder: Path, ranks: Ranks = ALONE) -> None:
+    """Write weights (safetensors, in the model's dtype), configuration and tokenizer; replaces an older export. Of several
+    ranks, all of which call this, rank 0 writes, and holds the whole model in main memory only.
 
     The files are written beside the target and renamed when complete: the target is never a part of an export. A kill
     between the two renames that replace an older export leaves neither in its place; exporting again does. Adapters are
     merged in, so that the folder holds a plain model.
     """
-    with whole(folder) as part, quiet(), swapped(model.lm, merged_layer):
-        model.lm.save_pretrained(part)
+    held = _held(model, ranks)
+    if not ranks.leads:
+        return
+    with whole(folder) as part, quiet():
+        model.lm.save_pretrained(part, state_dict=held)
         tokenizer.save_pretrained(part)
 
 
 def export_scorer(
-    model: PackedModel, tokenizer: PreTrainedTokenizerBase, folder: Path, stats: ScoreStats | None = None
-) -> None:
+    model: PackedModel, tokenizer: PreTrainedTokenizerBase, folder: Path, stats: ScoreStats | None = None,
+    ranks: Ranks = ALONE,
+) -> None:  # fmt: skip
     """Write the backbone with its value head as a sequence-classification model with one label, as `export_hf` writes.
 
     transformers reads a row's score before its padding, which it knows by the id: where the tokenizer pads with the end of a
@@ -51,16 +58,36 @@ def export_scorer(
     Raises ModelLoadError for a family without such a class, ValueError for a model without a value head.
     """
     scorer = _scorer_class(model)
+    if model.value_head is None:
+        raise ValueError("only a model with a value head can be exported as a scorer; add_value_head comes first")
+    held = _held(model, ranks)
+    head_1D = full(model.value_head.weight.detach()).to("cpu", model.lm.dtype)
+    if not ranks.leads:
+        return
     tokenizer = copy.deepcopy(tokenizer)
     tokenizer.chat_template = _ended(tokenizer.chat_template)
-    with quiet(), swapped(model.lm, merged_layer):
-        weights = _scorer_weights(model, scorer)
+    weights = _scorer_weights(held, head_1D, scorer)
+    with quiet():
         _set_padding(scorer, tokenizer, weights)
         with whole(folder) as part:
             scorer.save_pretrained(part, state_dict=weights)
             tokenizer.save_pretrained(part)
             if stats is not None:
                 stats.write(part)
+
+
+def _held(model: PackedModel, ranks: Ranks) -> dict[str, Tensor]:
+    """The family's tensors under its own names, adapters merged in, in main memory; nothing on ranks that do not write."""
+    own, found = family_parameters(model.lm), dict[str, Tensor]()
+    for name, weight in weights(model):
+        if ranks.leads:
+            found[name] = weight.to("cpu", own[name].dtype)
+    once, stored = dict(model.lm.named_parameters()), model.lm.state_dict()
+    first = {id(p): name for name, p in own.items()}
+    for name, p in model.lm.named_parameters(remove_duplicate=False) if found else ():
+        if name not in once:  # tied
+            found[name] = found[first[id(p)]]
+    return found | {name: b.cpu() for name, b in model.lm.named_buffers() if found and name in stored}
 
 
 def _ended(template: Any) -> Any:
@@ -84,20 +111,17 @@ def _scorer_class(model: PackedModel) -> Any:
         ) from error
 
 
-def _scorer_weights(model: PackedModel, scorer: Any) -> dict[str, Tensor]:
+def _scorer_weights(held: dict[str, Tensor], head_1D: Tensor, scorer: Any) -> dict[str, Tensor]:
     """The backbone's tensors and the value head under the class's own names."""
-    if model.value_head is None:
-        raise ValueError("only a model with a value head can be exported as a scorer; add_value_head comes first")
-    own, expected = model.lm.state_dict(), scorer.state_dict()
-    found = {name: tensor for name, tensor in own.items() if name in expected}
-    head_1D = model.value_head.weight.detach()
+    expected = scorer.state_dict()
+    found = {name: tensor for name, tensor in held.items() if name in expected}
     lacking = [(name, t.shape) for name, t in expected.items() if name not in found]
     if [shape for _, shape in lacking] != [head_1D.shape]:
         raise ModelLoadError(
             f"{type(scorer).__name__}: beside the backbone it has {[name for name, _ in lacking]}, not just one linear map to "
             "a score; take another family"
         )
-    return found | {lacking[0][0]: head_1D.to(model.lm.dtype)}
+    return found | {lacking[0][0]: head_1D}
 
 
 def _set_padding(scorer: Any, tokenizer: PreTrainedTokenizerBase, weights: dict[str, Tensor]) -> None:

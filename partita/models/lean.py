@@ -26,6 +26,7 @@ from partita.models.attention import Layout, Rule
 from partita.models.fused import GatedMLP, RMSNorm
 from partita.models.layers import layer_windows
 from partita.models.packed import PackedModel, matched, weights
+from partita.models.parallel import hollow
 
 LAYER = {"self_attn", "mlp", "input_layernorm", "post_attention_layernorm"}
 ATTENTION_PARTS = {"q_proj", "k_proj", "v_proj", "o_proj"}
@@ -170,12 +171,13 @@ class LeanModel:
         reason = lean_reason(model)
         if reason:
             raise ValueError(f"{type(model.lm).__name__} cannot be decoded lean: {reason}")
-        self._modules, self._rule, self.dtype, self.device = model.backbone, model.rule, dtype, model.device
+        shape = hollow(model)  # nothing of the policy's own: its modules may be sharded later
+        self._modules, self._rule, self.dtype, self.device = shape.backbone, model.rule, dtype, model.device
         self._rotary = copy.deepcopy(model.backbone.rotary_emb)  # some remember what they were last asked for
         # checked at load against what the layers hand down
         self._windows = layer_windows(model.lm.config.get_text_config())
-        self._head = bare(model.lm.get_output_embeddings())
-        own = family_parameters(model.lm)
+        self._head = bare(shape.lm.get_output_embeddings())
+        own = family_parameters(shape.lm)
         self._shapes = {name: p.shape for name, p in own.items()}
         self._names = {id(p): name for name, p in own.items()}
         first = self._modules.layers[0].self_attn

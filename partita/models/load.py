@@ -9,11 +9,13 @@ import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Literal
 
 import torch
+from huggingface_hub import snapshot_download
 from torch import nn
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
 
 from partita.models.embedded import NAME, embedded_folder
 from partita.models.fused import fuse
@@ -115,6 +117,27 @@ def load_tokenizer(path: str, trust_remote_code: bool = False) -> PreTrainedToke
             return AutoTokenizer.from_pretrained(source, trust_remote_code=trust_remote_code)
     except (OSError, ValueError, ImportError) as error:
         raise ModelLoadError(_explain(path, error)) from error
+
+
+def model_folder(path: str) -> Path:
+    """The folder on this machine that holds a model as `load_causal_lm` names it. Raises ModelLoadError."""
+    source = _source(path)
+    if os.path.isdir(source):
+        return Path(source).resolve()
+    try:
+        return Path(snapshot_download(source))
+    except (OSError, ValueError) as error:
+        raise ModelLoadError(_explain(path, error)) from error
+
+
+def model_context(path: str, trust_remote_code: bool = False) -> int:
+    """Most tokens of a row of a model that is not loaded. Raises ModelLoadError."""
+    tokenizer = load_tokenizer(path, trust_remote_code)
+    try:
+        config = AutoConfig.from_pretrained(_source(path), trust_remote_code=trust_remote_code)
+    except (OSError, ValueError, ImportError) as error:
+        raise ModelLoadError(_explain(path, error)) from error
+    return _context(SimpleNamespace(config=config), tokenizer)[0]
 
 
 def find_stop_ids(tokenizer: PreTrainedTokenizerBase, configs: Iterable[Any]) -> tuple[int, ...]:

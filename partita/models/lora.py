@@ -23,8 +23,10 @@ from transformers.pytorch_utils import Conv1D
 from partita.models.adapters import NAME, LoraConfig, adapted_layers, is_adapted, started_at_zero
 from partita.models.export import whole
 from partita.models.packed import PackedModel
+from partita.models.parallel import full
 from partita.models.quiet import quiet
 from partita.ops.packing import pack
+from partita.ops.ranks import ALONE, Ranks
 from partita.records import Row
 
 PEFT_INIT: dict[str, bool | str] = {"zero": True, "gaussian": "gaussian", "pissa": "pissa", "olora": "olora"}
@@ -87,15 +89,16 @@ def base_view(model: PackedModel) -> PackedModel:
     """
     _check_zero_start(model)
     same: dict[int, Any] = {id(p): p for p in model.lm.parameters()}
-    same |= {id(layer): layer.base_layer for layer in adapted_layers(model.lm)}
+    # modules of its own over the same weights: of a sharded model the modules are what the weights are gathered in
+    same |= {id(layer): copy.deepcopy(layer.base_layer, dict(same)) for layer in adapted_layers(model.lm)}
     view = copy.deepcopy(model, same)
     view.adapters = view.value_head = None
     return view.eval()
 
 
-def export_adapter(model: PackedModel, folder: Path) -> None:
+def export_adapter(model: PackedModel, folder: Path, ranks: Ranks = ALONE) -> None:
     """Write the adapters alone, as peft's `PeftModel.from_pretrained` and vLLM read them: `adapter_model.safetensors` and
-    `adapter_config.json`; whole or not there, as `export_hf`.
+    `adapter_config.json`; whole or not there, by rank 0 of those that call this, as `export_hf`.
 
     Raises AdapterError for a model without adapters, and where they were taken out of the weights at the start: they belong
     to weights that are in no other folder.
@@ -114,8 +117,10 @@ def export_adapter(model: PackedModel, folder: Path) -> None:
     _check_readable(config, model.lm)
     added = {name: p for name, p in model.lm.named_parameters() if f".{NAME}." in name}
     tensors = {
-        f"base_model.model.{name.replace(f'.{NAME}.', '.')}": p.detach().contiguous() for name, p in added.items()
+        f"base_model.model.{name.replace(f'.{NAME}.', '.')}": full(p.detach()).contiguous() for name, p in added.items()
     }
+    if not ranks.leads:
+        return
     with whole(folder) as part:
         save_file(tensors, part / "adapter_model.safetensors", metadata={"format": "pt"})
         config.save_pretrained(str(part))

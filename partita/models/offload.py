@@ -8,13 +8,16 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
+from partita.models.parallel import is_sharded
+
 
 @contextmanager
 def resident(model: nn.Module | None, device: torch.device) -> Iterator[None]:
     """Inside, a frozen model that waits elsewhere has weights and buffers on `device`, tied ones once; afterwards its own again,
-    without copying back. None, or one that is there, is left alone.
+    without copying back. None, or one that is there, is left alone; so is a sharded one, which fetches what it needs by itself.
     """
-    places = [] if model is None else [(held, name) for m in model.modules() for held in _held(m) for name in held]
+    modules = () if model is None or is_sharded(model) else model.modules()
+    places = [(held, name) for m in modules for held in _held(m) for name in held]
     own = {(id(held), name): held[name] for held, name in places}
     moved = {id(t): _on(t, device) for t in own.values() if t is not None and t.device != device}
     try:

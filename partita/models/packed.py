@@ -14,7 +14,7 @@ import copy
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -23,6 +23,7 @@ from partita.models.adapters import LoraConfig, adapted_layers, family_parameter
 from partita.models.attention import Layout
 from partita.models.heads import head_rule
 from partita.models.layout import PackedLayout
+from partita.models.parallel import Sharding, full, place, settle
 from partita.models.plain import PlainState, decode, hidden_states, prefill
 from partita.ops.linear_head import LinearHead
 from partita.ops.logprobs import Side, chunk_tokens, full_kl, token_logprobs
@@ -35,9 +36,9 @@ Kind = Literal["packed", "plain"]
 TOKENS = 20
 
 
-@dataclass(frozen=True)
-class Streams:
-    """What a forward gives for every trained token, float32 (float64 for float64 models), in nats.
+class Streams(NamedTuple):
+    """What a forward gives for every trained token, float32 (float64 for float64 models), in nats. A tuple, for sharding looks
+    for the outputs of a forward pass in tuples.
 
     kl_full_ref_T is KL(π ‖ reference) and kl_full_old_T is KL(old ‖ π), both over the whole vocabulary; only π, the
     model itself, gets a gradient. values_T is what the value head says of the state before each token, in the rewards'
@@ -67,7 +68,7 @@ class PackedModel(nn.Module):
     attention and cache. padded: whether a plain family gives right answers for padded rows; else rows of equal length
     run together. known_head: whether `models.heads` knows the family's head; else the family computes whole logits
     itself (plain only). adapters: how those were made that `models.lora` added; then they and the value head are all that
-    is trained.
+    is trained. sharding: how its weights are spread over ranks (`models.parallel`).
     """
 
     def __init__(
@@ -81,6 +82,7 @@ class PackedModel(nn.Module):
         self.padded, self.known_head = padded, known_head
         self.value_head: nn.Linear | None = None
         self.adapters: LoraConfig | None = None
+        self.sharding: Sharding | None = None
         self.rule = head_rule(self.lm.config.get_text_config())
 
     @property
@@ -90,8 +92,8 @@ class PackedModel(nn.Module):
 
     @property
     def device(self) -> torch.device:
-        """Where the weights are."""
-        return next(self.lm.parameters()).device
+        """Where it computes: where the weights are, or are gathered."""
+        return next(self.lm.parameters()).device if self.sharding is None else self.sharding.device
 
     def forward(
         self, packed: Packed, *, temperature: float, entropy: bool = False, against: Against | None = None,
@@ -154,6 +156,10 @@ class PackedModel(nn.Module):
         """V, the width of the head."""
         return self.lm.get_output_embeddings().weight.shape[0]
 
+    def fixed_side(self, packed: Packed) -> Side:
+        """As the constant side of another model's divergence."""
+        return self._side(packed, fixed=True)
+
     def _side(self, packed: Packed, fixed: bool = False) -> Side:
         """The head, and the hidden states [T, D] that predict the trained tokens."""
         with torch.set_grad_enabled(torch.is_grad_enabled() and not fixed):
@@ -168,7 +174,7 @@ class PackedModel(nn.Module):
                 f"{self.vocabulary}: a divergence over the whole vocabulary needs one vocabulary. Take another reference, or "
                 "an estimator that looks at the sampled tokens only"
             )
-        return other._side(packed, fixed=True)
+        return other.fixed_side(packed)
 
     def _hidden(self, packed: Packed, device: torch.device) -> Tensor:
         if device.type == "cpu":
@@ -264,11 +270,46 @@ def cast_copy(model: PackedModel, dtype: torch.dtype) -> PackedModel:
 def weights(model: PackedModel) -> Iterator[tuple[str, Tensor]]:
     """Every parameter once, under the family's own name; a tied head appears as the embedding only. Adapters are merged
     into what they adapt, one layer at a time and beside the model, which stays as it is.
+
+    Of a sharded model one is gathered at a time: all ranks iterate, to the end.
     """
+    settle(model)
     adapted = {id(layer.base_layer.weight): layer for layer in adapted_layers(model.lm)}
     for name, parameter in family_parameters(model.lm).items():
-        layer = adapted.get(id(parameter))
-        yield name, parameter.detach() if layer is None else merged_weight(layer)
+        yield name, _whole(parameter, adapted.get(id(parameter)), spread=model.sharding is not None)
+
+
+def _whole(parameter: nn.Parameter, layer: Any, *, spread: bool) -> Tensor:
+    """A parameter, or the merged weight of the adapted layer that has it; also for an engine that decodes in inference mode,
+    where parts cannot be gathered.
+    """
+    with torch.inference_mode(False), torch.no_grad():
+        if layer is None:
+            return full(parameter.detach())
+        if not spread:
+            return merged_weight(layer)
+        parts: dict[int, Any] = {id(p): nn.Parameter(full(p.detach()), False) for p in layer.parameters()}
+        return merged_weight(copy.deepcopy(layer, parts))
+
+
+def take_weights(model: PackedModel, source: PackedModel) -> None:
+    """Give a model the weights of another one of its shape, whether ranks hold parts of them or not: as `load_weights`, one
+    parameter at a time.
+    """
+    settle(model)
+    own = dict(model.lm.named_parameters())
+    matched({name: p.shape for name, p in own.items()}, family_parameters(source.lm).items())
+    for name, whole in weights(source):
+        place(own[name], whole)
+
+
+def tied_names(model: PackedModel) -> dict[str, str]:
+    """Of a head that is the embedding: its weight's name by the embedding's, as `weights` has that alone; else nothing."""
+    head, embedding = model.lm.get_output_embeddings(), model.lm.get_input_embeddings()
+    if head is None or head.weight is not embedding.weight:
+        return {}
+    paths = {id(module): path for path, module in model.lm.named_modules()}
+    return {f"{paths[id(head)]}.weight": f"{paths[id(embedding)]}.weight"}
 
 
 def fingerprint(model: PackedModel) -> int:

@@ -9,36 +9,33 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from partita.algo.reduce import Reduce, SeqMeanTokenMean, TokenMean
 from partita.build import ended_by
 from partita.config import ConfigError, Loaded
 from partita.config.errors import Problem
 from partita.config.schema import plain
-from partita.engine.config import compute_dtype
-from partita.models.export import export_hf, export_scorer
-from partita.models.load import LoadedModel, load_causal_lm
-from partita.models.lora import base_view, require_peft
-from partita.models.packed import PackedModel, cast_copy, fingerprint
-from partita.models.reference import check_reference
-from partita.models.scoring import ScoreStats
+from partita.models.load import LoadedModel
+from partita.models.lora import require_peft
+from partita.models.packed import fingerprint
 from partita.offline.config import DpoConfig, OfflineConfig, RmConfig, SftConfig
 from partita.offline.explain import loss_text, reference_text
+from partita.offline.models import know, load_model, make_team
 from partita.offline.online import OwnPairs, own_pairs
 from partita.offline.run import OfflineRun
 from partita.offline.source import Rows, Source
-from partita.ops.memory import keep_freed_memory
+from partita.ops.ranks import ALONE, Ranks
 from partita.records import Row
-from partita.report.metrics import Timer
 from partita.report.reporter import Reporter, RunFacts
 from partita.report.sinks import write_atomic
 from partita.report.trackers import require_trackers
 from partita.report.view import OFFLINE_COLUMNS, Headline
-from partita.run_models import load_policy, recompute
+from partita.run_engine import follow_team
+from partita.run_models import device_here, recompute
 from partita.runfolder import (
     CONFIG,
     EXPORT,
@@ -59,16 +56,11 @@ from partita.tasks.offline_rows import (
     load_conversations,
     load_judgements,
 )
-from partita.tasks.prompt import carrying
 from partita.tasks.turns import turns_of
-from partita.train.checkpoint import load_checkpoint, read_state
-from partita.train.objectives import Imitate, Judge, Prefer, Rank
-from partita.train.offline import Item, Objective, OfflineLearner, Reference
-from partita.train.references import Asked, known
-from partita.train.stepper import Stepper
-
-REFERENCE = "reference.safetensors"
-REDUCE: Mapping[str, Reduce] = {"token_mean": TokenMean(), "seq_mean_token_mean": SeqMeanTokenMean()}
+from partita.train.checkpoint import read_state
+from partita.train.offline import Item
+from partita.train.offline_team import OfflineTeam
+from partita.train.team import dismiss, follow
 
 
 @dataclass(frozen=True)
@@ -81,22 +73,20 @@ class Data:
 
 
 @contextmanager
-def build(config: OfflineConfig, resume: Path | None = None) -> Iterator[OfflineRun]:
-    """Everything of a run on data; closed in the end, also when it fails."""
+def build(config: OfflineConfig, resume: Path | None = None, ranks: Ranks = ALONE) -> Iterator[OfflineRun]:
+    """Everything of a run on data, for rank 0; closed in the end, also when it fails. The others `follow_run` meanwhile."""
     require_trackers(config.report.trackers)
     if config.actor.lora is not None:
         require_peft()
     newest = None if resume is None else resume_point(resume)
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    if device.type == "cpu":
-        keep_freed_memory()
-    with _opened(config, device) as (loaded, data, source):
+    device = device_here()
+    with _opened(config, device, ranks) as (loaded, data, source):
         state, started = read_state(newest) if newest else None, fingerprint(loaded.model)
         if state:
             if config.actor.lora is not None or _asks_its_start(config):
                 check_start(state, started, config.actor.path)
             _go_on(source, state, newest)
-        folder, settings = resume or new_folder(config, kind_of(config)), plain(config)
+        folder, settings = resume or new_folder(config, config.command), plain(config)
         told = Loaded(config, settings, {}).to_yaml().encode()
         if resume is None:  # before a reference is asked about all rows: a kill meanwhile leaves a run that can go on
             write_atomic(folder / CONFIG, told)
@@ -105,21 +95,32 @@ def build(config: OfflineConfig, resume: Path | None = None) -> Iterator[Offline
         title = f"{config.experiment_name}/{folder.name}"
         facts = RunFacts(folder, title, steps, settings, finished, _headline(config))
         reporter = Reporter(replace(config.report, save_samples_every=0, keep_batches=0), facts)  # there are none
-        learner = _learner(config, loaded, data, folder, device, reporter.console.note)
+        team = make_team(config, loaded, device, ranks)
+        if isinstance(source, OwnPairs):
+            follow_team(source.engine, team)
+        know(config, team, (*data.items, *data.held_out), folder, reporter.console.note)
         if newest:
-            load_checkpoint(newest, learner.model, learner.stepper.optimizer)
+            team.load(newest)
         run = OfflineRun(
-            config, folder, learner, source, data.held_out, steps, reporter,
-            _export(config, learner, loaded, data), _next(config, folder, steps), started,
+            config, folder, team, source, data.held_out, steps, reporter, _export(config, team, data),
+            _next(config, folder, steps), started,
         )  # fmt: skip
         if state:
             run.load_state_dict(state)
-        command = f"partita {kind_of(config)} --resume {folder}"
-        with told_how_to_go_on(folder, command, reporter), ended_by(reporter.close):
+        with told_how_to_go_on(folder, run.go_on, reporter), ended_by(reporter.close):
             if resume is not None:
                 write_atomic(folder / CONFIG, told)
             run.reporter.start(_facts(run, loaded, data))
             yield run
+            dismiss(ranks)
+
+
+def follow_run(config: OfflineConfig, ranks: Ranks) -> None:
+    """What a rank that does not lead does in a run on data: the same model, and with it what rank 0 says. Raises RankLost where
+    rank 0 ended with an error.
+    """
+    device = device_here()
+    follow(make_team(config, load_model(config, device, ranks), device, ranks))
 
 
 def _asks_its_start(config: OfflineConfig) -> bool:
@@ -138,10 +139,10 @@ def _go_on(source: Source, state: Mapping[str, Any], newest: Path | None) -> Non
 
 
 @contextmanager
-def _opened(config: OfflineConfig, device: torch.device) -> Iterator[tuple[LoadedModel, Data, Source]]:
+def _opened(config: OfflineConfig, device: torch.device, ranks: Ranks) -> Iterator[tuple[LoadedModel, Data, Source]]:
     """The model that is trained, what is held out, and where a step's items come from."""
     if isinstance(config, DpoConfig) and config.online is not None:
-        with own_pairs(config) as (own, made, notes):
+        with own_pairs(config, ranks) as (own, made, notes):
             if config.actor.gradient_checkpointing:
                 recompute(made.loaded.model)
             held = Data((), (), ())
@@ -149,27 +150,11 @@ def _opened(config: OfflineConfig, device: torch.device) -> Iterator[tuple[Loade
                 held = _items(config, made.loaded, config.valid_dataset, "valid_dataset")
             yield made.loaded, Data((), held.items[: config.evaluator.size], (*notes, *held.notes)), own
         return
-    loaded = load_model(config, device)
+    loaded = load_model(config, device, ranks)
     data, section = load_data(config, loaded), config.train_dataset
     limit = config.total_train_epochs if config.total_train_steps is None else None
     cursor = Cursor(data.items, config.seed, section.shuffle)
     yield loaded, data, Rows(data.items, cursor, section.batch_size, limit)
-
-
-def kind_of(config: OfflineConfig) -> str:
-    """The command that the config belongs to."""
-    assert isinstance(config, SftConfig | RmConfig | DpoConfig)
-    return config.kind
-
-
-def load_model(config: OfflineConfig, device: torch.device) -> LoadedModel:
-    """The model in float32, with adapters if asked for, and with a value head for a reward model."""
-    loaded = load_policy(config, device)
-    if isinstance(config, RmConfig):
-        loaded.model.add_value_head()
-    if config.actor.gradient_checkpointing:
-        recompute(loaded.model)
-    return loaded
 
 
 def load_data(config: OfflineConfig, loaded: LoadedModel) -> Data:
@@ -241,93 +226,10 @@ def _total_steps(config: OfflineConfig, source: Source, finished: int) -> int:
     return finished + math.ceil(max(left, 0) / source.batch_size)
 
 
-def _learner(
-    config: OfflineConfig,
-    loaded: LoadedModel,
-    data: Data,
-    folder: Path,
-    device: torch.device,
-    say: Callable[[str], None],
-) -> OfflineLearner:
-    section, timer = config.actor, Timer()
-    dtype = compute_dtype(section.dtype, device)
-    stepper = Stepper(loaded.model, section.optimizer, dtype, section.max_nonfinite_steps, timer)
-    objective, budget = _objective(config), section.mb_spec.max_tokens_per_mb
-    reference = None
-    if objective.reference:
-        assert isinstance(config, DpoConfig), "only preferences are compared with a reference"
-        reference = _reference(config, loaded, data, dtype, folder, device, say)
-    return OfflineLearner(loaded.model, objective, stepper, budget, reference, timer)
-
-
-def _objective(config: OfflineConfig) -> Objective:
-    if isinstance(config, SftConfig):
-        return Imitate(REDUCE[config.loss_agg_mode])
-    if isinstance(config, RmConfig):
-        return Rank(config.loss())
-    assert isinstance(config, DpoConfig)
-    return Judge(config.loss.kto()) if config.loss.type == "kto" else Prefer(config.loss.pair_loss())
-
-
-def _reference(
-    config: DpoConfig,
-    loaded: LoadedModel,
-    data: Data,
-    dtype: torch.dtype,
-    folder: Path,
-    device: torch.device,
-    say: Callable[[str], None],
-) -> Reference:
-    """The frozen policy: before any checkpoint is loaded, the model that training starts from is it."""
-    section, actor, budget = config.ref, config.actor, config.actor.mb_spec.max_tokens_per_mb
-    own = section.path in (None, actor.path)
-    if section.log_probs == "adapter_off":
-        return Asked(base_view(loaded.model), dtype, budget)
-    if own and section.log_probs == "precomputed":
-        ask = Asked(loaded.model, dtype, budget)
-    else:
-        ask = Asked(_frozen(config, loaded, device), compute_dtype(section.dtype, device), budget, loaded.model.device)
-    if section.log_probs == "online":
-        return ask
-    told = f"{section.path or actor.path} {plain(actor.lora) if own else section.dtype} {dtype}"
-    return known((*data.items, *data.held_out), ask, folder / REFERENCE, told, say)
-
-
-def _frozen(config: DpoConfig, loaded: LoadedModel, device: torch.device) -> PackedModel:
-    section, actor = config.ref, config.actor
-    dtype = compute_dtype(section.dtype, device)
-    if section.path in (None, actor.path):
-        model = cast_copy(loaded.model, dtype)
-    else:
-        other = load_causal_lm(section.path, dtype=dtype, trust_remote_code=actor.trust_remote_code, device=device)
-        check_reference(loaded, other, whole_vocabulary=False)
-        model = other.model
-    return (model.to("cpu") if section.offload else model).requires_grad_(False).eval()
-
-
-def _export(config: OfflineConfig, learner: OfflineLearner, loaded: LoadedModel, data: Data) -> Callable[[Path], None]:
+def _export(config: OfflineConfig, team: OfflineTeam, data: Data) -> Callable[[Path], None]:
     """What writes the trained model: a language model, or a reward model with where its scores lie."""
-
-    def write(folder: Path) -> None:
-        stats = None
-        if isinstance(config, RmConfig):
-            scores_S = learner.scores(data.held_out or data.items)
-            mean, std = float(scores_S.mean()), float(scores_S.std(correction=0))
-            stats = ScoreStats(mean, std) if std > 0 else None  # a head that has not moved gives 0 to all
-        write_model(config, loaded, folder, stats)
-
-    return write
-
-
-def write_model(config: OfflineConfig, loaded: LoadedModel, folder: Path, stats: ScoreStats | None = None) -> None:
-    """The folder that others load, with a tokenizer that shows conversations as training did."""
-    online = config.online if isinstance(config, DpoConfig) else None
-    section = config.train_dataset if online is None else online.prompts
-    tokenizer = carrying(loaded.tokenizer, section.chat_template, section.chat_template_kwargs)
-    if isinstance(config, RmConfig):
-        export_scorer(loaded.model, tokenizer, folder, stats)
-    else:
-        export_hf(loaded.model, tokenizer, folder)
+    scored = (data.held_out or data.items) if isinstance(config, RmConfig) else ()
+    return partial(team.export, scored=scored)
 
 
 def _headline(config: OfflineConfig) -> Headline:
@@ -341,7 +243,7 @@ def _headline(config: OfflineConfig) -> Headline:
 
 
 def _next(config: OfflineConfig, folder: Path, steps: int) -> dict[str, str]:
-    export, kind = folder / EXPORT, kind_of(config)
+    export, kind = folder / EXPORT, config.command
     counted = config.total_train_steps is not None
     more = f"total_train_steps={2 * steps}" if counted else f"total_train_epochs={(config.total_train_epochs or 0) + 1}"
     again = {"go on": f"partita {kind} --resume {folder} {more}"}

@@ -17,6 +17,8 @@ from partita.config.document import Given, parse
 from partita.config.errors import Problem
 from partita.config.schema import is_map
 from partita.engine.config import GenerationConfig, RolloutConfig
+from partita.launch.config import HINTS as LAUNCH_HINTS
+from partita.launch.config import AllocationConfig, ClusterConfig, SchedulerConfig, check_servers
 from partita.models.adapters import started_at_zero
 from partita.report.config import ReportConfig
 from partita.run import CheckpointConfig
@@ -34,6 +36,7 @@ HINTS = {
     "num_train_epochs": "total_train_epochs",
     "max_steps": "total_train_steps",
     "model": "actor.path",
+    **LAUNCH_HINTS,
 }
 """Names that other tools use."""
 
@@ -57,6 +60,9 @@ class OfflineConfig:
     total_train_epochs: int | None = key(1, "passes over train_dataset", ge=1)
     total_train_steps: int | None = key(None, "train steps; wins over total_train_epochs", ge=1)
     tokenizer_path: str | None = key(None, "tokenizer folder or name; null takes the model's own")
+    scheduler: SchedulerConfig = key_factory(SchedulerConfig, "what starts processes, beyond one")
+    allocation: AllocationConfig = key_factory(AllocationConfig, "who runs, how many, with what")
+    cluster: ClusterConfig = key_factory(ClusterConfig, "on which machines")
     actor: LearnedModelConfig = key_factory(LearnedModelConfig, "the model that is trained")
     train_dataset: OfflineDataConfig = key_factory(OfflineDataConfig, "rows to train on")
     valid_dataset: OfflineDataConfig | None = key(
@@ -77,6 +83,19 @@ class OfflineConfig:
             raise ValueError(
                 f"valid_dataset.held_out={self.valid_dataset.held_out}: all of its rows are held out; leave it 0"
             )
+
+        self._check_engine()
+
+    def _check_engine(self) -> None:
+        if self.allocation.servers:
+            raise ValueError(
+                f"allocation.servers={self.allocation.servers}: nothing is sampled here, and a server would have nothing to do"
+            )
+
+    @property
+    def command(self) -> str:
+        """The command that the config belongs to: sft, rm or dpo."""
+        return next(name for name, kind in KINDS.items() if isinstance(self, kind))
 
 
 @dataclass(frozen=True)
@@ -210,6 +229,13 @@ class DpoConfig(OfflineConfig):
                 f"ref.log_probs=adapter_off: with actor.lora.init={self.actor.lora.init} the model without its adapters is "
                 "not the starting policy; take precomputed or online"
             )
+
+    def _check_engine(self) -> None:
+        if self.online is None:
+            super()._check_engine()
+        else:
+            sampling = self.online.rollout
+            check_servers(self.allocation, sampling.backend, sampling.servers, "online.rollout")
 
     def _check_online(self) -> None:
         if self.train_dataset.path is not None:

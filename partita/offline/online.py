@@ -14,8 +14,9 @@ from typing import Any
 
 from partita.build import Stage, is_own, prompts_of, rollouts_of, stage, workflow_for
 from partita.engine.api import Engine
-from partita.models.packed import PackedModel, weights
 from partita.offline.config import DpoConfig, OnlinePairsConfig
+from partita.offline.source import Weights
+from partita.ops.ranks import ALONE, Ranks
 from partita.records import Group, Sample
 from partita.report.metrics import Metrics
 from partita.rollout.rollouts import Rollouts
@@ -53,7 +54,6 @@ class OwnPairs:
 
     rollouts: Rollouts
     engine: Engine
-    model: PackedModel
     loop: asyncio.Runner
     batch_size: int
     size: int
@@ -72,9 +72,9 @@ class OwnPairs:
         metrics.count("pairs", float(len(pairs)))
         return pairs, metrics
 
-    def learned(self, step: int) -> None:
+    def learned(self, step: int, weights: Weights) -> None:
         """Publish the weights of after train step `step`, counted from 1."""
-        self.engine.publish(weights(self.model), step)
+        self.engine.publish(weights(), step)
 
     def state_dict(self) -> dict[str, Any]:
         """Where sampling stands."""
@@ -86,31 +86,29 @@ class OwnPairs:
 
 
 @contextmanager
-def own_pairs(config: DpoConfig) -> Iterator[tuple[OwnPairs, Stage, tuple[str, ...]]]:
+def own_pairs(config: DpoConfig, ranks: Ranks = ALONE) -> Iterator[tuple[OwnPairs, Stage, tuple[str, ...]]]:
     """The source of a run, the policy with its engine, and lines about the prompts; closed in the end."""
     section = config.online
     assert section is not None, "asked of a config with pairs of its own"
-    sampled = _sampled(config, section)
+    run = sampled(config, section)
     with (
-        workflow_for(sampled) as workflow,
-        stage(sampled, own_workflow=is_own(sampled)) as made,
+        workflow_for(run) as workflow,
+        stage(run, own_workflow=is_own(run), ranks=ranks) as made,
         asyncio.Runner() as loop,
     ):
-        prompts = prompts_of(sampled, made.train_rows, sampled.train_dataset, made.loaded, "online.prompts")
-        rollouts = rollouts_of(sampled, made, workflow, prompts)
-        source = OwnPairs(
-            rollouts, made.engine, made.loaded.model, loop, section.prompts.batch_size, len(prompts.prompts)
-        )
+        prompts = prompts_of(run, made.train_rows, run.train_dataset, made.loaded, "online.prompts")
+        rollouts = rollouts_of(run, made, workflow, prompts)
+        source = OwnPairs(rollouts, made.engine, loop, section.prompts.batch_size, len(prompts.prompts))
         yield source, made, (*made.train_rows.notes, *prompts.notes)
 
 
-def _sampled(config: DpoConfig, section: OnlinePairsConfig) -> RunConfig:
+def sampled(config: DpoConfig, section: OnlinePairsConfig) -> RunConfig:
     """What `partita train` would sample with."""
     actor = config.actor
     return RunConfig(
         seed=config.seed, total_train_epochs=config.total_train_epochs, total_train_steps=config.total_train_steps,
         tokenizer_path=config.tokenizer_path, gconfig=section.gconfig, rollout=section.rollout, reward=section.reward,
-        train_dataset=section.prompts,
+        train_dataset=section.prompts, allocation=config.allocation,
         actor=ActorConfig(
             path=actor.path, dtype=actor.dtype, trust_remote_code=actor.trust_remote_code, lora=actor.lora,
             gradient_checkpointing=actor.gradient_checkpointing,

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from partita.ends import TOLD, Told
 from partita.models.export import remove_leftovers
 from partita.offline.config import OfflineConfig
 from partita.offline.source import Source
@@ -19,21 +20,21 @@ from partita.report.metrics import Metrics, Timer
 from partita.report.records import StepRecord
 from partita.report.reporter import Reporter
 from partita.runfolder import CHECKPOINTS, EXPORT
-from partita.train.checkpoint import save_checkpoint
 from partita.train.offline import Item, OfflineLearner
+from partita.train.offline_team import OfflineTeam
 
 
 @dataclass
 class OfflineRun:
-    """One run on data. source: gives the items of each step.
+    """One run on data, as rank 0 leads it. team: the model, on all ranks. source: gives the items of each step.
 
     export: writes the trained model into a folder. next_commands: what may be done with it, by name. started: fingerprint of
-    the weights it began with.
+    the weights it began with. told: by a signal, to end after a step; early: it does.
     """
 
     config: OfflineConfig
     folder: Path
-    learner: OfflineLearner
+    team: OfflineTeam
     source: Source
     held_out: Sequence[Item]
     steps: int
@@ -42,12 +43,22 @@ class OfflineRun:
     next_commands: Mapping[str, str]
     started: int
     first_step: int = 0
+    told: Told = field(default_factory=Told)
+    early: bool = False
     timer: Timer = field(default_factory=Timer)
     step_began: float = field(default_factory=time.perf_counter)
 
+    @property
+    def learner(self) -> OfflineLearner:
+        """This rank's."""
+        return self.team.learner
+
     def remaining(self) -> Iterator[int]:
         """The train steps to take, counted from 0."""
-        yield from range(self.first_step, self.steps)
+        for step in range(self.first_step, self.steps):
+            if self.early:
+                return
+            yield step
 
     def timed(self, phase: str) -> AbstractContextManager[None]:
         """Count the block's wall time as `time/<phase>` of this step."""
@@ -56,6 +67,7 @@ class OfflineRun:
     def finish(self, step: int, metrics: Metrics) -> None:
         """Evaluation, report and checkpoint of step `step`, counted from 1, each when due."""
         values = metrics.as_dict()
+        self.early = self.told.early and step < self.steps
         if self._eval_due(step):
             with self.timed("eval"):
                 values |= self._evaluated()
@@ -72,9 +84,7 @@ class OfflineRun:
     def save(self, step: int) -> None:
         """Write a checkpoint, after the records of all steps before it."""
         self.reporter.wait()
-        learner, keep = self.learner, self.config.checkpoint.keep_last
-        root, state = self.folder / CHECKPOINTS, self.state_dict(step)
-        save_checkpoint(root, step, learner.model, learner.stepper.optimizer, state, keep)
+        self.team.save(self.folder / CHECKPOINTS, step, self.state_dict(step), self.config.checkpoint.keep_last)
 
     def state_dict(self, step: int) -> dict[str, Any]:
         """Everything beside tensors that a resumed run needs to go on as if it had not stopped."""
@@ -86,20 +96,27 @@ class OfflineRun:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from a checkpoint's state; the source has its part of it already."""
+        """Go on from a checkpoint's state; source and team have their parts of it already."""
         self.first_step = state["step"]
-        self.learner.load_state_dict(state["learner"])
-        self.source.learned(self.first_step)
+        self.source.learned(self.first_step, self.team.weights)
+
+    @property
+    def go_on(self) -> str:
+        """The command that goes on with this run."""
+        return f"partita {self.config.command} --resume {self.folder}"
 
     def end(self) -> None:
         """Export the model, and say what was reached and what to do next."""
+        if self.early:  # whoever told it to end does not wait for an export
+            self.reporter.finish({"go on": self.go_on}, [f"ended early: {TOLD.text}"])
+            return
         remove_leftovers(self.folder / EXPORT)
         self.export(self.folder / EXPORT)
         results = [f"held out: {self._last_evaluation()}"] if self.held_out else []
         self.reporter.finish(self.next_commands, results)
 
     def _evaluated(self) -> dict[str, float]:
-        found = self.learner.evaluate(self.held_out)
+        found = self.team.evaluate(self.held_out)
         return {f"eval/{name}": value for name, value in found.items()}
 
     def _last_evaluation(self) -> str:
@@ -114,7 +131,7 @@ class OfflineRun:
 
     def _save_due(self, step: int) -> bool:
         every = self.config.checkpoint.freq_steps
-        return step == self.steps or (every is not None and step % every == 0)
+        return step == self.steps or self.early or (every is not None and step % every == 0)
 
 
 def train(run: OfflineRun) -> None:
@@ -123,8 +140,8 @@ def train(run: OfflineRun) -> None:
         with run.timed("sample"):  # rows, or pairs of the policy's own answers
             items, metrics = run.source.take()
         with run.timed("learn"):
-            metrics.merge(run.learner.learn(items, step, run.steps))
+            metrics.merge(run.team.learn(items, step, run.steps))
         with run.timed("publish"):
-            run.source.learned(step + 1)
+            run.source.learned(step + 1, run.team.weights)
         run.finish(step + 1, metrics)
     run.end()

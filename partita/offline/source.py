@@ -5,13 +5,17 @@ Left out: pairs that the policy itself answers (`offline.online`), which have th
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
+
+from torch import Tensor
 
 from partita.report.metrics import Metrics
 from partita.tasks.cursor import Cursor
 from partita.train.offline import Item
+
+Weights = Callable[[], Iterable[tuple[str, Tensor]]]
 
 
 class Source(Protocol):
@@ -36,8 +40,8 @@ class Source(Protocol):
         """The next step's items, and what is to be told of them."""
         ...
 
-    def learned(self, step: int) -> None:
-        """Train step `step`, counted from 1, has moved the weights."""
+    def learned(self, step: int, weights: Weights) -> None:
+        """Train step `step`, counted from 1, has moved the weights, which `weights` gives."""
         ...
 
     def state_dict(self) -> dict[str, Any]:
@@ -75,7 +79,7 @@ class Rows:
             size = min(size, self.limit * len(self.items) - self.taken)
         return [self.cursor.next() for _ in range(size)], Metrics()
 
-    def learned(self, step: int) -> None:
+    def learned(self, step: int, weights: Weights) -> None:
         """Rows do not change."""
 
     def state_dict(self) -> dict[str, Any]:

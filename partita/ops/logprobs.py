@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint  # pyright: ignore[reportUnknownVariableType]
 
@@ -55,7 +56,8 @@ def token_logprobs(
     """
     _check_temperature(temperature)
     if target_T.shape[0] == 0:
-        empty_T = _empty(hidden_TD)
+        linear = isinstance(head, LinearHead)
+        empty_T = _empty(F.linear(hidden_TD, head.weight_VD, head.bias_V) if linear else head(hidden_TD))
         return empty_T, (empty_T if entropy else None)
     if isinstance(head, LinearHead):
         return linear_logprobs(head, hidden_TD, target_T, chunk=chunk, temperature=temperature, entropy=entropy)
@@ -89,9 +91,9 @@ def _check_temperature(temperature: float) -> None:
         )
 
 
-def _empty(hidden_TD: Tensor) -> Tensor:
-    """No values [0] that keep the graph: a backward pass gives zeros, not an error."""
-    return hidden_TD.sum(-1).to(_wide(hidden_TD.dtype))
+def _empty(of_TX: Tensor) -> Tensor:
+    """No values [0] that keep the graph: a backward pass gives zeros, not an error, to whatever the others of a step reach."""
+    return of_TX.sum(-1).to(_wide(of_TX.dtype))
 
 
 def _wide(dtype: torch.dtype) -> torch.dtype:

@@ -9,6 +9,7 @@ Left out: attention. `models.packed` turns the spans below into masks; nothing h
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, compress
@@ -157,7 +158,12 @@ def _trained(laid: Sequence[_Laid], prefixes: Sequence[Span]) -> tuple[Tensor, T
 
 
 def micro_batches(
-    samples: Sequence[Sequence[Row]], group_of_sample: Sequence[int], budget: int, *, whole: bool = False
+    samples: Sequence[Sequence[Row]],
+    group_of_sample: Sequence[int],
+    budget: int,
+    *,
+    whole: bool = False,
+    ranks: int = 1,
 ) -> list[list[int]]:
     """Sample indices per micro-batch, at most `budget` model-input tokens each (shared prefixes counted once), in as few
     micro-batches as first fit needs, their loads evened out.
@@ -165,21 +171,63 @@ def micro_batches(
     Groups stay whole where they fit; a group that does not fit is cut between samples, each part with its prefix: into
     even parts, or into full ones where what then remains makes fewer micro-batches. A sample larger than the budget is
     alone. whole: rows are packed whole. The order is a function of the input only.
+
+    Several ranks work side by side: micro-batch i is computed by rank i modulo `ranks`. Then there are as many for each rank,
+    what is computed at the same time is alike in size, and a group that fits is cut too where that ends sooner, its prefix
+    counted again. Where samples are fewer than ranks, the last micro-batches are empty.
     """
     by_group: dict[int, list[int]] = {}
     for s, group in enumerate(group_of_sample):
         by_group.setdefault(group, []).append(s)
-    groups: list[tuple[int, list[_Piece]]] = []
+    groups = list[_Group]()
     for members in by_group.values():
         inputs = {s: [needed(row, whole) for row in samples[s]] for s in members}
         shared = common_prefix([ids for of_sample in inputs.values() for ids in of_sample])
-        groups.append((shared, [_Piece(sum(len(ids) - shared for ids in inputs[s]), [s]) for s in members]))
+        groups.append(_Group(shared, [_Piece(sum(len(ids) - shared for ids in inputs[s]), [s]) for s in members]))
+    if ranks > 1:
+        return _side_by_side(groups, budget, ranks)
 
-    def joined(cut: Callable[[Sequence[_Piece], int], list[_Piece]]) -> list[_Piece]:
-        parts = ((shared, part) for shared, own in groups for part in cut(own, budget - shared))
-        return _evened([_Piece(shared + part.size, sorted(part.samples)) for shared, part in parts], budget)
+    def joined(cut: _Cut) -> list[_Piece]:
+        return _evened([piece for group in groups for piece in group.cut(budget, cut)], budget)
 
     return [piece.samples for piece in min(joined(_evened), joined(_filled), key=len)]  # of equals the first
+
+
+def stand_in(samples: Sequence[Sequence[Row]]) -> tuple[Row, ...]:
+    """What a rank reads that has no samples left while the others read theirs: two tokens that one of these begins with, so
+    nothing is computed that is not computed elsewhere.
+    """
+    start = next((list(row.ids[:2]) for rows in samples for row in rows if len(row.ids) > 1), [0, 0])
+    return (Row(start, [False, True], [0.0, 0.0], [-1, -1]),)
+
+
+def _side_by_side(groups: Sequence[_Group], budget: int, ranks: int) -> list[list[int]]:
+    """For so many ranks, of several ways to cut the groups the one that ends first: a turn takes as long as its largest."""
+    samples, total = sum(len(group.own) for group in groups), sum(group.size for group in groups)
+    turns = -(-total // (budget * ranks))
+    share = total / max(turns * ranks, 1)
+    found = [_dealt(groups, int(limit), budget, ranks) for limit in (budget, share, share / 2, share / 4, 0)]
+    enough = [dealt for dealt in found if sum(bool(piece.samples) for piece in dealt) >= min(ranks, samples)]
+    best = min(enough, key=lambda dealt: sum(piece.size for piece in dealt[::ranks]))  # of equals the coarsest
+    return [sorted(piece.samples) for piece in best]
+
+
+def _dealt(groups: Sequence[_Group], limit: int, budget: int, ranks: int) -> list[_Piece]:
+    """The groups, cut where they are above the limit, in as few turns of `ranks` micro-batches as can be had: the largest
+    piece first, each to the lightest so far. The largest micro-batches come first.
+    """
+    pieces = [piece for group in groups for piece in group.cut(min(limit, budget), _evened)]
+    count = -(-len(_filled(pieces, budget)) // ranks) * ranks
+    while True:
+        lightest = [(0, 0, place) for place in range(count)]  # by size, then by pieces: some samples have no tokens
+        dealt = [_Piece(0, []) for _ in lightest]
+        for piece in _largest_first(pieces):
+            _, held, place = lightest[0]
+            _join(dealt, place, piece)
+            heapq.heapreplace(lightest, (dealt[place].size, held + 1, place))
+        if all(size <= budget or held == 1 for size, held, _ in lightest):
+            return _largest_first(dealt)
+        count += ranks
 
 
 class _Piece(NamedTuple):
@@ -187,6 +235,24 @@ class _Piece(NamedTuple):
 
     size: int
     samples: list[int]
+
+
+_Cut = Callable[[Sequence[_Piece], int], list[_Piece]]
+
+
+class _Group(NamedTuple):
+    """Samples with a common prefix of `shared` tokens, and what each of them adds."""
+
+    shared: int
+    own: list[_Piece]
+
+    @property
+    def size(self) -> int:
+        return self.shared + sum(piece.size for piece in self.own)
+
+    def cut(self, limit: int, cut: _Cut) -> list[_Piece]:
+        """Pieces of at most `limit` tokens, each with the prefix, or of one sample."""
+        return [_Piece(self.shared + p.size, sorted(p.samples)) for p in cut(self.own, limit - self.shared)]
 
 
 def _evened(pieces: Sequence[_Piece], budget: int) -> list[_Piece]:

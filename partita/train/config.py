@@ -13,6 +13,7 @@ import torch
 from partita.algo.keys import AlgorithmKeys
 from partita.config.schema import key, key_factory
 from partita.models.adapters import LoraConfig
+from partita.models.parallel import ShardConfig
 
 Precision = Literal["auto", "bfloat16", "float32"]
 
@@ -71,6 +72,7 @@ class ActorConfig(AlgorithmKeys):
     lora: LoraConfig | None = key(
         None, "train low-rank adapters on frozen weights instead of all weights; needs partita[lora]"
     )
+    fsdp: ShardConfig = key_factory(ShardConfig, "how weights lie on several learner ranks")
     mb_spec: MicroBatchConfig = key_factory(MicroBatchConfig, "micro-batches")
     ppo_n_minibatches: int = key(1, "optimizer steps per pass over a rollout batch", ge=1)
     ppo_epochs: int = key(1, "passes over a rollout batch", ge=1)
@@ -103,6 +105,7 @@ class LearnedModelConfig:
     trust_remote_code: bool = key(False, "run Python code that comes with the model: only for sources you trust")
     gradient_checkpointing: bool = key(False, "recompute activations in the backward pass: less memory, more time")
     optimizer: OptimizerConfig = key_factory(lambda: OptimizerConfig(lr=1e-5), "the optimizer")
+    fsdp: ShardConfig = key_factory(ShardConfig, "how weights lie on several learner ranks")
     mb_spec: MicroBatchConfig = key_factory(MicroBatchConfig, "micro-batches")
     lora: LoraConfig | None = key(None, "train adapters instead of the weights; needs partita[lora]")
     max_nonfinite_steps: int = key(3, "skipped steps in a row (loss or gradient not finite) that end the run", ge=1)
@@ -138,6 +141,7 @@ class CriticConfig:
     lora: LoraConfig | None = key(
         None, "train low-rank adapters on frozen weights instead of all weights; needs partita[lora]"
     )
+    fsdp: ShardConfig = key_factory(ShardConfig, "how its weights lie on several learner ranks")
     mb_spec: MicroBatchConfig = key_factory(MicroBatchConfig, "its micro-batches")
     ppo_n_minibatches: int | None = key(None, "optimizer steps per pass over a rollout batch; null: as the actor", ge=1)
     ppo_epochs: int | None = key(None, "passes over a rollout batch; null: as the actor", ge=1)

@@ -3,15 +3,16 @@
 It knows an algorithm only by `needs`, `center.scored`, `weights`, `loss`, `moving_S`: no formula of any is here.
 
 Shapes: T packed trained tokens, S samples.
-Left out: more than one rank (a step is a plain sum, so ranks will add their parts), and a critic of its own weights, which
-is `train.critic`; one that shares the policy's learns here, in the same backward pass.
+On several ranks each gets the whole batch and goes through its share of the micro-batches (`train.shares`); what it gives is
+the same on all of them.
+Left out: a critic of its own weights, which is `train.critic`; one that shares the policy's learns here, in the same backward
+pass.
 """
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -22,15 +23,18 @@ from partita.algo.algorithm import Algorithm
 from partita.algo.stats import Stat, Stats, mean_over
 from partita.algo.tokens import Current
 from partita.models.offload import resident
-from partita.models.packed import Against, PackedModel
+from partita.models.packed import Against, PackedModel, Streams
+from partita.models.parallel import follow, settle, twin
 from partita.ops.divergence import k3
-from partita.ops.packing import Packed, micro_batches, pack
+from partita.ops.packing import Packed
+from partita.ops.ranks import ALONE, Ranks
 from partita.records import Batch
 from partita.report.metrics import Metrics, Timer
 from partita.train.batch import RolloutBatch
 from partita.train.config import ActorConfig
 from partita.train.minibatches import minibatches
 from partita.train.record import LearnRecord, OptimizerStep, detached, in_batch_order, weighed
+from partita.train.shares import MicroBatch, in_order, nothing, own_share
 from partita.train.stepper import Stepper
 
 
@@ -43,13 +47,24 @@ class _Reading:
     against: Against | None = None
 
 
+@dataclass(frozen=True)
+class _Part:
+    """What a micro-batch was: its samples, what the policy said about them, the loss and the value loss beside it, [2]."""
+
+    samples: list[int]
+    current: Current
+    losses: Tensor
+    stats: tuple[Stats, ...]
+
+
 @dataclass
 class Learner:
     """Owns the policy's master weights and takes their optimizer steps.
 
     reference: the frozen model of the KL terms; where it waits elsewhere than the policy is, it is fetched for each use.
     vf_coef: weight of the value loss where the policy carries the value head, else None. timer: seconds in models
-    (`forward_backward`, the loss included) and in the optimizer's steps (`optimizer`).
+    (`forward_backward`, the loss included) and in the optimizer's steps (`optimizer`). ranks: over which the models are
+    sharded.
     """
 
     model: PackedModel
@@ -61,6 +76,7 @@ class Learner:
     reference: PackedModel | None = None
     vf_coef: float | None = None
     timer: Timer = field(default_factory=Timer)
+    ranks: Ranks = ALONE
     stepper: Stepper = field(init=False)
     _old: PackedModel | None = field(init=False, default=None)
 
@@ -85,7 +101,7 @@ class Learner:
         if "ref" in needs:
             assert self.reference is not None, "composed with a reference, built without one"
             readings["reference"] = _Reading(self.reference)
-        with self._fetched(bool(needs & {"ref", "kl_full_score"})):
+        with self._used(bool(needs & {"ref", "kl_full_score"})):
             said = self._scored(rollout, readings)
         if "policy" in said:
             old = said["policy"]
@@ -105,15 +121,21 @@ class Learner:
         self.stepper.schedule(step, self.total_steps, metrics)
         if not rollout.rows:  # the filter left nothing
             metrics.count("dead_steps")
-        with self._fetched("kl_full_ref" in algorithm.needs):
+        with self._used("kl_full_ref" in algorithm.needs):
             steps = self._steps(rollout, algorithm, metrics, step, whole)
-        if "kl_after" in algorithm.needs:
-            metrics.add({"kl_after/k3": self._moved_by(rollout)})
+            if "kl_after" in algorithm.needs:
+                metrics.add({"kl_after/k3": self._moved_by(rollout)})
         return metrics, LearnRecord(tuple(steps))
 
-    def _fetched(self, used: bool) -> AbstractContextManager[None]:
-        """The reference beside the policy, where it is used."""
-        return resident(self.reference, self.model.device) if used else nullcontext()
+    @contextmanager
+    def _used(self, reference: bool) -> Iterator[None]:
+        """Inside, the reference lies beside the policy, if it is used; afterwards the parameters of sharded models are their
+        parts again.
+        """
+        with resident(self.reference, self.model.device) if reference else nullcontext():
+            yield
+        for model in filter(None, (self.model, self.reference, self._old)):
+            settle(model)
 
     def _steps(
         self, rollout: RolloutBatch, algorithm: Algorithm, metrics: Metrics, step: int, whole: bool
@@ -163,12 +185,8 @@ class Learner:
         if "kl_full_old" not in algorithm.needs or self.planned_steps == 1:
             return Against(reference)
         if self._old is None:
-            # what is frozen under adapters is the same before and after
-            same: dict[int, Any] = {id(p): p for p in self.model.parameters() if not p.requires_grad}
-            self._old = copy.deepcopy(self.model, same).requires_grad_(False).eval()
-        with torch.no_grad():
-            for old, now in zip(self._old.parameters(), self.model.parameters(), strict=True):
-                old.copy_(now)
+            self._old = twin(self.model)
+        follow(self._old, self.model)
         return Against(reference, self._old)
 
     def _accumulate(
@@ -177,64 +195,56 @@ class Learner:
         """Add the gradients of what is to be computed of a minibatch. Gives what the policy said about it, None where it is
         nothing, the policy's loss, and the value loss beside it, times its weight.
         """
-        parts, losses, stats = list[tuple[list[int], Current]](), list[Tensor](), list[Stats]()
+        found = list[_Part | None]()
         for chosen, micro, packed in self._micro_batches(computed):
             with self.timer.timed("forward_backward"):
-                current, values_T = self._current(packed, algorithm, against, valued=vf_coef is not None)
-                loss, beside = algorithm.loss(micro.batch, current), None
-                if values_T is not None and vf_coef is not None:
-                    valued = algorithm.value_loss(micro.batch, values_T)
-                    beside = vf_coef * valued.value
-                    stats.append(valued.stats)
-                (loss.value if beside is None else loss.value + beside).backward()
-            parts.append((chosen, detached(current)))
-            both = (loss.value, torch.zeros_like(loss.value) if beside is None else beside)
-            losses.append(torch.stack(both).detach())
-            stats.append(loss.stats)
-        if not losses:
-            return None, 0.0, 0.0
+                streams = self._streams(packed, algorithm, against, valued=vf_coef is not None)
+                if micro is None:
+                    nothing(*streams).backward()
+                    found.append(None)
+                else:
+                    found.append(_descend(chosen, micro.batch, streams, algorithm, vf_coef))
         with self.timer.timed("forward_backward"):  # no number is read before: a device would be waited for
-            of_policy, of_values = (sum(column) for column in zip(*torch.stack(losses).tolist(), strict=True))
-        for found in stats:
-            metrics.add(found)
-        return in_batch_order(parts, computed.batch.length_S), of_policy, of_values
+            parts = in_order(found, self.ranks)
+            losses = torch.stack([part.losses for part in parts]).tolist() if parts else [[0.0, 0.0]]
+        for stats in (stats for part in parts for stats in part.stats):
+            metrics.add(stats)
+        said = [(part.samples, part.current) for part in parts]
+        of_policy, of_values = (sum(column) for column in zip(*losses, strict=True))
+        return in_batch_order(said, computed.batch.length_S) if said else None, of_policy, of_values
 
-    def _micro_batches(self, rollout: RolloutBatch) -> Iterator[tuple[list[int], RolloutBatch, Packed]]:
-        """The samples of each micro-batch, the micro-batch, and its model input."""
-        chosen = micro_batches(rollout.rows, rollout.group_of_sample, self.config.mb_spec.max_tokens_per_mb)
-        for samples, micro in zip(chosen, rollout.split(chosen), strict=True):
-            yield samples, micro, pack(micro.rows, micro.group_of_sample)
+    def _micro_batches(self, rollout: RolloutBatch) -> Iterator[MicroBatch]:
+        return own_share(rollout, self.config.mb_spec.max_tokens_per_mb, self.ranks)
 
-    def _current(
-        self, packed: Packed, algorithm: Algorithm, against: Against, *, valued: bool
-    ) -> tuple[Current, Tensor | None]:
+    def _streams(self, packed: Packed, algorithm: Algorithm, against: Against, *, valued: bool) -> Streams:
         """The policy's streams with gradient, and values where they are asked for."""
         asked: dict[str, Any] = {"entropy": True, "against": against}
         if valued:
             asked["values"] = True
         with self.stepper.precision():
-            streams = self.model(packed, temperature=self.temperature, **asked)
-        old_T = streams.kl_full_old_T
+            streams: Streams = self.model(packed, temperature=self.temperature, **asked)
         if "kl_full_old" in algorithm.needs and against.old is None:
             # the policy against itself, where the divergence is at its minimum: 0, with gradient 0
-            old_T = torch.zeros_like(streams.logprobs_T.detach())
-        return Current(streams.logprobs_T, streams.entropy_T, streams.kl_full_ref_T, old_T), streams.values_T
+            return streams._replace(kl_full_old_T=torch.zeros_like(streams.logprobs_T.detach()))
+        return streams
 
     @torch.no_grad()
     def _scored(self, rollout: RolloutBatch, readings: Mapping[str, _Reading]) -> dict[str, Current]:
         """What each model says of the whole batch, in its own token order, whatever the micro-batches; all of them read the
         same packed input.
         """
-        parts = {name: list[tuple[list[int], Current]]() for name in readings}
-        for chosen, _, packed in self._micro_batches(rollout) if readings else ():
+        found = list[tuple[list[int], dict[str, Current]] | None]()
+        for chosen, micro, packed in self._micro_batches(rollout) if readings else ():
+            said = dict[str, Current]()
             for name, reading in readings.items():
                 with self.timer.timed("forward_backward"), self.stepper.precision():
                     asked = {"entropy": reading.entropy, "against": reading.against}
                     streams = reading.model(packed, temperature=self.temperature, **asked)
-                said = Current(streams.logprobs_T, streams.entropy_T, streams.kl_full_ref_T)
-                parts[name].append((chosen, detached(said)))
+                said[name] = detached(_current(streams))
+            found.append(None if micro is None else (chosen, said))
         with self.timer.timed("forward_backward"):  # a device is waited for here
-            return {name: in_batch_order(found, rollout.batch.length_S) for name, found in parts.items()}
+            parts, length_S = in_order(found, self.ranks), rollout.batch.length_S
+            return {name: in_batch_order([(s, said[name]) for s, said in parts], length_S) for name in readings}
 
     def state_dict(self) -> Mapping[str, Any]:
         """Counters; weights and moments are saved as tensors by `train.checkpoint`."""
@@ -243,6 +253,23 @@ class Learner:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from saved counters."""
         self.stepper.load_state_dict(state)
+
+
+def _descend(samples: list[int], batch: Batch, streams: Streams, algorithm: Algorithm, vf_coef: float | None) -> _Part:
+    """The backward pass of a micro-batch."""
+    current, stats = _current(streams), list[Stats]()
+    loss, beside = algorithm.loss(batch, current), None
+    if streams.values_T is not None and vf_coef is not None:
+        valued = algorithm.value_loss(batch, streams.values_T)
+        beside = vf_coef * valued.value
+        stats.append(valued.stats)
+    (loss.value if beside is None else loss.value + beside).backward()
+    both = (loss.value, torch.zeros_like(loss.value) if beside is None else beside)
+    return _Part(samples, detached(current), torch.stack(both).detach(), (*stats, loss.stats))
+
+
+def _current(streams: Streams) -> Current:
+    return Current(streams.logprobs_T, streams.entropy_T, streams.kl_full_ref_T, streams.kl_full_old_T)
 
 
 def _count(batch: Batch, computed_S: Tensor, metrics: Metrics) -> None:

@@ -19,26 +19,30 @@ from torch import Tensor
 from partita.models.offload import resident
 from partita.models.packed import PackedModel
 from partita.ops.disk import sync
+from partita.ops.ranks import ALONE, Ranks
 from partita.train.offline import Item, Rows, sums
 
 
 @dataclass(frozen=True)
 class Asked:
     """A frozen model that is asked in every step. dtype: of its forward passes. budget: model-input tokens in one of them.
-    device: fetched to it for each use, where it waits elsewhere; None asks it where it is.
+    device: fetched to it for each use, where it waits elsewhere; None asks it where it is. ranks: over which it is sharded.
     """
 
     model: PackedModel
     dtype: torch.dtype
     budget: int
     device: torch.device | None = None
+    ranks: Ranks = ALONE
 
     def __call__(self, items: Sequence[Item]) -> tuple[Tensor, Tensor]:
         """Of the samples, and of what is beside them."""
         with resident(self.model, self.device or self.model.device):
             return (
-                sums(self.model, self.dtype, [item.samples for item in items], self.budget),
-                sums(self.model, self.dtype, [(rows,) for item in items for rows in item.beside], self.budget),
+                sums(self.model, self.dtype, [item.samples for item in items], self.budget, self.ranks),
+                sums(
+                    self.model, self.dtype, [(rows,) for item in items for rows in item.beside], self.budget, self.ranks
+                ),
             )
 
 
@@ -53,6 +57,19 @@ class Known:
         found = [self.of_item[item.uid] for item in items]
         none = torch.zeros(0, dtype=torch.float64)
         return torch.cat([none, *(own for own, _ in found)]), torch.cat([none, *(beside for _, beside in found)])
+
+
+@dataclass(frozen=True)
+class Told:
+    """What rank 0 knows about items, on all ranks. known: None on the others."""
+
+    ranks: Ranks
+    known: Known | None
+
+    def __call__(self, items: Sequence[Item]) -> tuple[Tensor, Tensor]:
+        """Of the samples, and of what is beside them."""
+        none = torch.zeros(0, dtype=torch.float64)
+        return self.ranks.told((none, none) if self.known is None else self.known(items))
 
 
 def known(

@@ -15,6 +15,7 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
+from partita.models.parallel import device_kind, full, is_sharded
 from partita.report.metrics import Metrics, Timer
 from partita.train.config import OptimizerConfig
 
@@ -29,12 +30,15 @@ def precision(model: nn.Module, dtype: torch.dtype) -> AbstractContextManager[An
     """Of a forward pass of the model: autocast, where that is not float32."""
     if dtype == torch.float32:
         return nullcontext()
-    return torch.autocast(next(model.parameters()).device.type, dtype=dtype)
+    # gathered weights are used once, and what is kept of them would undo that they are dropped
+    kind = device_kind(next(model.parameters()))
+    return torch.autocast(kind, dtype=dtype, cache_enabled=not is_sharded(model))
 
 
 @dataclass
 class Stepper:
-    """Owns the optimizer of a model's float32 master weights, and the count of steps that were skipped.
+    """Owns the optimizer of a model's float32 master weights, or of this rank's part of them, and the count of steps that were
+    skipped. A step is taken by all ranks or by none: they know the same loss, and the norm of the whole gradient.
 
     section: where the model's keys stand in the config. prefix: of its metrics. timer: seconds of the steps as `optimizer`,
     the gradient's norm included.
@@ -108,8 +112,8 @@ class Stepper:
 
     def _clip(self) -> float:
         """The norm of the gradient, which is brought down to the limit where it is above it, and else left alone."""
-        parameters = [p for p in self.model.parameters() if p.grad is not None]
-        norm = torch.nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
+        parameters = [p for group in self.optimizer.param_groups for p in group["params"] if p.grad is not None]
+        norm = full(torch.nn.utils.get_total_norm([p.grad for p in parameters]))
         limit, size = self.spec.gradient_clipping, float(norm)
         if limit is not None and size > limit:
             torch.nn.utils.clip_grads_with_norm_(parameters, limit, norm)

@@ -46,3 +46,12 @@ def test_dtype_is_what_was_asked_for_or_what_the_cpu_computes_in():
     assert compute_dtype("float32", cpu) is torch.float32
     assert compute_dtype("bfloat16", cpu) is torch.bfloat16
     assert compute_dtype(RolloutConfig().dtype, cpu) in (torch.bfloat16, torch.float32)
+
+
+@pytest.mark.parametrize(
+    "url", ["localhost:8000", "ftp://host:1", "http://:8000", "http://host:80a", "http://host:99999"]
+)
+def test_what_is_no_address_of_a_server_is_refused(url):
+    RolloutConfig(servers=("http://host:8000", "https://host", "http://[::1]:8000"))
+    with pytest.raises(ValueError, match="is no address; write it as http://host:port"):
+        RolloutConfig(servers=(url,))

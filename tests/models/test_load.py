@@ -11,7 +11,7 @@ from huggingface_hub import constants
 
 from partita.models.export import export_hf
 from partita.models.families import tiny
-from partita.models.load import ModelLoadError, find_stop_ids, load_causal_lm
+from partita.models.load import ModelLoadError, find_stop_ids, load_causal_lm, model_context, model_folder
 from partita.models.packed import weights
 from partita.models.quiet import quiet
 from partita.ops.packing import pack
@@ -148,3 +148,10 @@ def test_an_export_loads_in_a_process_that_knows_nothing_of_us(saved, tmp_path):
     attention, dtype, *values = done.stdout.split(maxsplit=2)
     assert (attention, dtype) == ("sdpa", "torch.float32")
     assert json.loads(values[0]) == pytest.approx(truth.tolist(), abs=1e-5)
+
+
+def test_the_folder_and_the_context_of_a_model_are_known_without_loading_it(saved):
+    assert model_folder(str(saved)) == saved.resolve()
+    assert model_context(str(saved)) == load_causal_lm(str(saved), dtype=torch.float32).context
+    with pytest.raises(ModelLoadError, match="no such folder"):
+        model_folder(str(saved / "nothing"))

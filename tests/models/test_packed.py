@@ -6,11 +6,11 @@ from types import SimpleNamespace
 import pytest
 import torch
 from torch import nn
-from transformers import LlamaConfig
+from transformers import LlamaConfig, LlamaForCausalLM
 
 from partita.models.attention import ATTENTION, register
 from partita.models.families import tiny
-from partita.models.packed import PackedModel, weights
+from partita.models.packed import PackedModel, tied_names, weights
 from partita.ops.packing import micro_batches, pack
 from partita.records import Row
 
@@ -197,3 +197,17 @@ def test_wrong_weights_are_refused_by_name():
     del given["lm_head.weight"]
     with pytest.raises(ValueError, match=r"not given.*lm_head\.weight"):
         model.load_weights(given.items())
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_a_head_that_is_the_embedding_has_a_name_of_its_own(tied):
+    sizes = {
+        "vocab_size": 32,
+        "hidden_size": 16,
+        "intermediate_size": 16,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+    }
+    model = PackedModel(LlamaForCausalLM(LlamaConfig(**sizes, tie_word_embeddings=tied)), kind="plain")
+    assert tied_names(model) == ({"lm_head.weight": "model.embed_tokens.weight"} if tied else {})
+    assert set(tied_names(model)).isdisjoint(name for name, _ in weights(model))

@@ -11,8 +11,9 @@ from running import call
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
 
-from partita.offline.build import build, load_data, load_model
+from partita.offline.build import build, load_data
 from partita.offline.config import load_offline_config
+from partita.offline.models import load_model
 from partita.ops.packing import pack
 from partita.runfolder import CONFIG
 from partita.train.config import OptimizerConfig

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from partita.ops.packing import Span, common_prefix, filled, micro_batches, pack
+from partita.ops.packing import Span, common_prefix, filled, micro_batches, pack, stand_in
 from partita.records import Row
 
 
@@ -249,3 +249,49 @@ def test_cut_groups_make_no_more_micro_batches_than_full_parts_do(lengths, share
     batches = micro_batches(samples, groups, budget)
     assert len(batches) <= len(first_fit(pieces, budget))
     assert all(len(pack([samples[i] for i in b], [groups[i] for i in b]).ids_N) <= budget for b in batches)
+
+
+@given(cases, st.integers(1, 40), st.integers(2, 5))
+def test_ranks_go_through_as_many_micro_batches_and_none_waits_while_there_is_work(drawn, budget, ranks):
+    groups = [g for g, _ in drawn]
+    samples = [[row([9 + g, *ids], 1)] for g, ids in drawn]
+    plan = micro_batches(samples, groups, budget, ranks=ranks)
+    assert sorted(i for batch in plan for i in batch) == list(range(len(samples)))
+    assert len(plan) % ranks == 0 and sum(map(bool, plan)) >= min(ranks, len(samples))
+    assert all(plan[: len(plan) - ranks + 1])  # only the last turn has ranks with nothing to compute
+    for batch in plan:
+        size = len(pack([samples[i] for i in batch], [groups[i] for i in batch]).ids_N)
+        assert size <= budget or len(batch) == 1
+
+
+def longest_turns(plan, samples, groups, ranks):
+    """Tokens of the largest micro-batch of each turn, added up."""
+    sizes = [len(pack([samples[i] for i in batch], [groups[i] for i in batch]).ids_N) for batch in plan]
+    return sum(max(sizes[turn : turn + ranks]) for turn in range(0, len(sizes), ranks))
+
+
+def test_what_ranks_compute_at_the_same_time_is_alike_in_size():
+    samples = [[row([1000 * i + j for j in range(n + 1)], 1)] for i, n in enumerate([90, 70, 50, 40, 30, 20])]
+    for ranks in (2, 3):
+        plan = micro_batches(samples, range(6), 1000, ranks=ranks)
+        assert longest_turns(plan, samples, range(6), ranks) <= 300 / ranks * 1.1
+
+
+def test_a_group_is_cut_for_ranks_where_that_ends_sooner_and_only_there():
+    """Four samples of 10 after 2 tokens are cut; after 200 tokens they would be read twice for nothing, but one rank would be
+    idle, so they are cut as well; two such groups are one for each rank.
+    """
+    short, long = own(2, [10] * 4), own(200, [10] * 4)
+    assert sorted(map(len, micro_batches(short, [0] * 4, 1000, ranks=2))) == [2, 2]
+    assert sorted(map(len, micro_batches(long, [0] * 4, 1000, ranks=2))) == [2, 2]
+    both = micro_batches(long + long, [0] * 4 + [1] * 4, 1000, ranks=2)
+    assert sorted(both) == [[0, 1, 2, 3], [4, 5, 6, 7]]
+
+
+def test_with_fewer_samples_than_ranks_the_others_stand_in():
+    samples = [[], [row([5, 6, 7], 1)], [row([8], {})]]
+    assert [len(batch) for batch in micro_batches(samples[1:2], [0], 9, ranks=3)] == [1, 0, 0]
+    assert micro_batches([], [], 9, ranks=3) == []
+    packed = pack([stand_in(samples)], [0])
+    assert packed.ids_N.tolist() == [5] and packed.target_T.tolist() == [6]
+    assert len(pack([stand_in(samples[:1])], [0]).target_T) == 1

@@ -21,8 +21,9 @@ from partita.algo.pairwise import Hinge, Ipo, Kto, PairLoss, Robust, Sigmoid
 from partita.config import load_config
 from partita.models.export import export_scorer
 from partita.models.load import load_causal_lm
-from partita.offline.build import load_data, load_model
+from partita.offline.build import load_data
 from partita.offline.config import DpoConfig
+from partita.offline.models import load_model
 from partita.train.objectives import Judge, Prefer, Rank
 from partita.train.offline import Item, Objective
 from partita.train.references import Asked

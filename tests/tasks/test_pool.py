@@ -45,7 +45,7 @@ def daemon(x, hang=False):
         note(x, os.getpid())
         time.sleep(60)
     os.wait()
-    while not os.path.exists(x): time.sleep(0.01)
+    while not (os.path.exists(x) and os.path.getsize(x)): time.sleep(0.01)
     while hang: pass
     return 1.0
 def torch_loaded(x): return "torch" in sys.modules
