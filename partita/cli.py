@@ -11,6 +11,7 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from shlex import quote
 from typing import Annotated
 
 import typer
@@ -106,7 +107,9 @@ def _offline(kind: str, target: str | None, overrides: list[str] | None, resume:
         loaded = load_offline_config(kind, target, overrides or [])
     config = loaded.value
     if launches(config):
-        launch(Asked(config, kind, own_command(), resume, lambda folder: f"partita {kind} --resume {folder}"))
+        launch(
+            Asked(config, kind, own_command(), resume, lambda folder: f"partita {kind} --resume {quote(str(folder))}")
+        )
         return
     told, ranks = Told(), join_ranks()
     if not ranks.leads:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from shlex import quote
 from typing import Annotated
 
 import typer
@@ -64,7 +65,7 @@ def _resumed(run: Path, words: list[str]) -> Asked:
 
 
 def _go_on(folder: Path) -> str:
-    return f"partita launch --resume {folder}"
+    return f"partita launch --resume {quote(str(folder))}"
 
 
 def _program(kind: str) -> tuple[str, ...]:

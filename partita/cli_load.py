@@ -6,6 +6,7 @@ Left out: what is done with it (`cli`, `cli_eval`).
 from __future__ import annotations
 
 from pathlib import Path
+from shlex import quote
 
 import typer
 
@@ -66,8 +67,8 @@ def check_sampled(folder: Path) -> None:
     if kind in KINDS:
         use = "a reward model, for reward.model" if kind == "rm" else "a model as any other"
         raise RunFolderError(
-            f"{folder} is a run of `partita {kind}`, which goes on by `partita {kind} --resume {folder}`; what it learned is in "
-            f"{folder / EXPORT}, {use}"
+            f"{folder} is a run of `partita {kind}`, which goes on by `partita {kind} --resume {quote(str(folder))}`; what it "
+            f"learned is in {folder / EXPORT}, {use}"
         )
 
 

@@ -9,6 +9,7 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 from partita.records import Group
@@ -38,7 +39,7 @@ class Brought:
     def resume_command(self, folder: Path, *overrides: str) -> str:
         """How to go on with the run in `folder`: by the command line, or from Python where that brought something."""
         if self == Brought():
-            return " ".join(["partita train --resume", str(folder), *overrides])
+            return " ".join(["partita train --resume", quote(str(folder)), *overrides])
         rewards = f"rewards=[{', '.join(self.rewards)}], " if self.rewards else ""
         given = [f"workflow={self.workflow}(...)"] if self.workflow else []
         given += ["dynamic_filter_fn=..."] if self.filter else []

@@ -11,6 +11,7 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from shlex import quote
 from typing import Any, Protocol
 
 from safetensors import SafetensorError
@@ -75,7 +76,8 @@ def _claim(parent: Path, trial: str | None, command: str) -> Path:
         folder = parent / trial
         if (folder / CONFIG).exists():
             raise RunFolderError(
-                f"{folder} holds a run already: go on with it (partita {command} --resume {folder}), or choose another trial_name"
+                f"{folder} holds a run already: go on with it (partita {command} --resume {quote(str(folder))}), or choose "
+                "another trial_name"
             )
         folder.mkdir(exist_ok=True)
         return folder

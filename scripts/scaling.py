@@ -34,6 +34,7 @@ from partita.trainer import QUICKSTART
 COMMAND = "scripts/scaling.py"
 RESULTS = pages.ROOT / "benchmarks" / "results"
 GIB, GB, WIDTH = 2**30, 1e9, 2
+BAR = "\\|"  # a cell's own, in Markdown
 RANKS, SERVERS = (1, 2, 4, 8, 16), (1, 2, 4, 8)
 GPU = Machine(4e14, 3e12)
 """Assumed, not measured: what large products of a present GPU reach, and what it copies."""
@@ -74,7 +75,7 @@ class Table:
     def markdown(self, words: Words) -> str:
         """In one language."""
         lines = [[cell.format(**words) for cell in self.head], ["---"] * len(self.head), *self.rows]
-        return "\n".join(f"| {' | '.join(str(cell) for cell in line)} |" for line in lines)
+        return "\n".join(f"| {' | '.join(str(cell).replace('|', BAR) for cell in line)} |" for line in lines)
 
 
 @dataclass(frozen=True)
@@ -134,12 +135,11 @@ def learning(case: Case, ranks: int, budget: int | None = None) -> Learning:
     batch = batch_of(config, case.lengths, ranks=ranks)
     work = Work(batch, case.lengths, config.rollout.max_concurrent_rollouts, made, None, 0, 0, False, False)
     alone = seconds_of(speed_from_flop(case.machine, made, work, WIDTH), work)
-    cluster = Cluster(learners=ranks, link=case.link)
+    cluster = Cluster(learners=ranks, link=case.link, width=WIDTH)
     found = scaled(alone, made, batch, cluster, WIDTH)
     ideal = alone.learn / ranks / (found.learn + found.communicate)
-    return Learning(
-        rank_bytes(made, ranks) / GIB, step_bytes(made, batch, cluster) / GB, found.learn, found.communicate, ideal
-    )
+    gib, sent = rank_bytes(made, ranks, WIDTH) / GIB, step_bytes(made, batch, cluster) / GB
+    return Learning(gib, sent, found.learn, found.communicate, ideal)
 
 
 def learners(case: Case) -> Table:

@@ -36,6 +36,7 @@ OVER = frozenset({
     "BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED", "REVOKED", "TIMEOUT",
     "GONE",
 })  # fmt: skip
+ENDS = frozenset({signal.SIGINT, signal.SIGTERM, signal.SIGHUP})
 WAITS = frozenset({"PENDING", "REQUEUED", "REQUEUE_HOLD", "SPECIAL_EXIT", "SUSPENDED", "CONFIGURING"})
 
 
@@ -66,8 +67,13 @@ def shown(launch: Launch) -> list[str]:
 def run(launch: Launch, say: Say) -> int:
     """Submit the job and follow it."""
     log = Tail(launch.files / LOG)  # from before the job is there, which writes to it at once
-    job = _submit(launch)
-    write_json(launch.files / JOB, {"job": job})
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, ENDS)  # else a job could wait in the queue that nobody knows of
+    try:
+        job = _submit(launch)
+        write_json(launch.files / JOB, {"job": job})
+    except BaseException:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        raise
     say(f"job {job} is submitted; its own log: {launch.files / LOG}. To end it: Ctrl-C here, or scancel {job}")
     return Following(launch, job, log, say).to_the_end()
 
@@ -150,6 +156,7 @@ class Following:
         """
         with heard() as ask:
             try:
+                signal.pthread_sigmask(signal.SIG_UNBLOCK, ENDS)  # what came while the job was submitted cancels it
                 while (code := self._code(self._state(ask))) is None:
                     pass
             except (KeyboardInterrupt, Terminated):

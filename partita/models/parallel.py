@@ -185,14 +185,21 @@ def _spread(model: PackedModel, sharding: Sharding) -> PackedModel:
 
 def _rounded(layer: nn.Module, dtype: torch.dtype) -> MixedPrecisionPolicy:
     """How a layer is gathered: in the precision that autocast would round its weights to, once its norms are apart, which it
-    reads in float32. As it is where it has other vectors than norms and biases, as gpt-oss has sinks and Mamba decays.
+    reads in float32. As it is where it `reads_wide`.
     """
-    norms, given = _norms(layer), {p.dtype for p in layer.parameters()}
-    others = [p for m in layer.modules() if m not in norms for p in m.named_parameters(recurse=False)]
-    read_wide = any(p.ndim < 2 and name != "bias" for name, p in others)
-    if dtype == torch.float32 or given != {torch.float32} or read_wide:
+    given = {p.dtype for p in layer.parameters()}
+    if dtype == torch.float32 or given != {torch.float32} or reads_wide(layer):
         return MixedPrecisionPolicy()
     return MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32, cast_forward_inputs=False)
+
+
+def reads_wide(layer: nn.Module) -> bool:
+    """Whether a layer reads other vectors than norms and biases in float32, as gpt-oss has sinks and Mamba decays: it is gathered
+    as it is.
+    """
+    norms = _norms(layer)
+    others = [p for m in layer.modules() if m not in norms for p in m.named_parameters(recurse=False)]
+    return any(p.ndim < 2 and name != "bias" for name, p in others)
 
 
 def _norms(layer: nn.Module) -> list[nn.Module]:

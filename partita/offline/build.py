@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 import torch
@@ -246,7 +247,7 @@ def _next(config: OfflineConfig, folder: Path, steps: int) -> dict[str, str]:
     export, kind = folder / EXPORT, config.command
     counted = config.total_train_steps is not None
     more = f"total_train_steps={2 * steps}" if counted else f"total_train_epochs={(config.total_train_epochs or 0) + 1}"
-    again = {"go on": f"partita {kind} --resume {folder} {more}"}
+    again = {"go on": f"partita {kind} --resume {quote(str(folder))} {more}"}
     if kind == "rm":
         return {"use": f"partita train FILE reward.model={export}", **again}
     return {

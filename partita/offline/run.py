@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 from partita.ends import TOLD, Told
@@ -103,7 +104,7 @@ class OfflineRun:
     @property
     def go_on(self) -> str:
         """The command that goes on with this run."""
-        return f"partita {self.config.command} --resume {self.folder}"
+        return f"partita {self.config.command} --resume {quote(str(self.folder))}"
 
     def end(self) -> None:
         """Export the model, and say what was reached and what to do next."""

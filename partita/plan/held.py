@@ -29,6 +29,7 @@ from partita.plan.memory import (
     freed_of,
     memory_of,
     pass_of,
+    rounded_bytes,
     weights_of,
 )
 from partita.plan.sizes import Sizes, sizes_of
@@ -162,11 +163,7 @@ def _scored(stage: Stage, models: Models, place: Place, one: Pass, shards: Shard
     layer = activation_bytes(models.policy, replace(one, checkpointing=True)) / max(1, models.policy.layers)
     if stage.planned.algorithm.needs & {"prox", "old_entropy", "ref", "kl_full_score", "values"}:
         yield Part("scoring: a layer's numbers", 2 * layer, ("score",))
-        yield Part("scoring: weights rounded for products", _rounded(models.policy, one.width), ("score",))
-
-
-def _rounded(sizes: Sizes, width: int) -> float:
-    return 0.0 if width == WIDE else width * (sizes.products + sizes.table)
+        yield Part("scoring: weights rounded for products", rounded_bytes(models.policy, shards, one), ("score",))
 
 
 def _frozen(stage: Stage, models: Models, place: Place, shards: Shards) -> Iterator[Part]:

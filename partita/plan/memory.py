@@ -27,8 +27,9 @@ FREED, GRADIENTS, MERGED = 0.2, 0.4, 0.5
 """What stays with a process of a pass's arrays, of gradients where they are more, and of adapters that were merged, after they were
 freed: in pieces that the next pass cannot use, for its micro-batch has another length. Measured by `benchmarks/plan.py`."""
 SCATTERED = 1.5
-"""What ranks on CPUs keep of gathered layers, in weights: smaller arrays take a layer's place before the next one is gathered,
-forward and backward. Measured with two ranks: 2 where a pass has few tokens, 1.2 where activations use the holes again."""
+"""What ranks on CPUs keep of gathered weights, in all that a pass gathers: smaller arrays take a layer's place before the next one
+is gathered, forward and backward. Of layers gathered in float32, 2 where a pass has few tokens, 1.2 where activations use the holes
+again; not compared with a measurement since layers are gathered in the precision of products."""
 COPIES = 3
 """Arrays of float32 logits that are alive while tokens are drawn."""
 
@@ -131,11 +132,14 @@ def layer_bytes(sizes: Sizes, one: Pass) -> float:
     return 2 * WIDE * hidden + c * numbers
 
 
-def rounded_bytes(sizes: Sizes, one: Pass) -> float:
+def rounded_bytes(sizes: Sizes, shards: Shards, one: Pass) -> float:
     """Weights in the precision of the products, from the forward pass to the end of the backward pass, or of the forward pass with
-    checkpointing. Without log-probs there is no head.
+    checkpointing. Without log-probs there is no head; of layers that come rounded from other ranks there is no copy.
     """
-    return 0.0 if one.width == WIDE else one.width * (sizes.products + (sizes.table if one.trained else 0))
+    if one.width == WIDE:
+        return 0.0
+    products = sizes.products if shards.ranks == 1 or sizes.wide else 0
+    return one.width * (products + (sizes.table if one.trained else 0))
 
 
 def logit_bytes(sizes: Sizes, one: Pass) -> float:
@@ -152,11 +156,11 @@ def pass_of(name: str, sizes: Sizes, shards: Shards, one: Pass, moments: tuple[M
         gradient if one.micro_batches > 1 else min(table, gradient)
     )  # the head's comes while all activations are there
     twice = table if sizes.tied else 0.0  # of a tied embedding two are added up
-    gathered = gathered_bytes(sizes, shards)
-    left = SCATTERED * WIDE * sizes.parameters / gathered if gathered else 0.0
+    gathered = gathered_bytes(sizes, shards, one.width)
+    left = SCATTERED * sum(whole_bytes(sizes, one.width)) / gathered if gathered else 0.0
     return [
         Part(f"{name}: activations of {one.tokens:,} tokens", activation_bytes(sizes, one), (moment,), FREED),
-        Part(f"{name}: weights rounded for products", rounded_bytes(sizes, one), (moment,), FREED),
+        Part(f"{name}: weights rounded for products", rounded_bytes(sizes, shards, one), (moment,), FREED),
         Part(f"{name}: logits of a chunk", logit_bytes(sizes, one), (moment,), FREED),
         Part(f"{name}: gradients while activations are there", grown, (moment,)),
         Part(f"{name}: gradients added up", twice, (step,)),
@@ -164,15 +168,22 @@ def pass_of(name: str, sizes: Sizes, shards: Shards, one: Pass, moments: tuple[M
     ]
 
 
-def gathered_bytes(sizes: Sizes, shards: Shards) -> float:
+def whole_bytes(sizes: Sizes, width: int) -> tuple[float, float]:
+    """What ranks gather of a model once: layers in the precision of products, width bytes a number; embedding, head and last norm
+    in float32, as each layer's norms are, which are few.
+    """
+    return (WIDE if sizes.wide else width) * sizes.layer * sizes.layers, WIDE * sizes.outside
+
+
+def gathered_bytes(sizes: Sizes, shards: Shards, width: int) -> float:
     """What FSDP puts together of other ranks' parts (Zhao et al. 2023, arXiv:2304.11277, section 3.2.1): a layer and the next one,
-    a layer's whole gradient, and embedding and head all along; all layers where they are kept.
+    embedding and head all along; all layers where they are kept. And a layer's whole gradient, in float32.
     """
     if shards.ranks == 1:
         return 0.0
-    outside = sizes.parameters - sizes.layer * sizes.layers
-    layers = sizes.layers if shards.keeps else min(3, sizes.layers)
-    return WIDE * (outside + layers * sizes.layer)
+    layers, outside = whole_bytes(sizes, width)
+    there = 1.0 if shards.keeps else min(2, sizes.layers) / sizes.layers
+    return outside + there * layers + WIDE * min(sizes.layer, sizes.trained / sizes.layers)
 
 
 @dataclass(frozen=True)

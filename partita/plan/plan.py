@@ -204,9 +204,11 @@ def _seconds(stage: Stage, models: Models, speed: Speed, place: Place, request: 
     own = (config.allocation.learner.cpus, config.allocation.server.cpus)
     cores = torch.get_num_threads()
     shares = [min(1.0, (1 / here) if cpus is None else cpus / cores) if place.on_cpu else 1.0 for cpus in own]
-    cluster = Cluster(learners, servers, shares[0], shares[1], link, not config.actor.fsdp.reshard_after_forward)
-    width = compute_dtype(config.rollout.dtype, place.device).itemsize
-    return scaled(one, models.policy, stage.batch, cluster, width)
+    keeps = not config.actor.fsdp.reshard_after_forward
+    dtypes = (config.actor.dtype, config.rollout.dtype)
+    learned, sampled = (compute_dtype(name, place.device).itemsize for name in dtypes)
+    cluster = Cluster(learners, servers, shares[0], shares[1], link, keeps, learned)
+    return scaled(one, models.policy, stage.batch, cluster, sampled)
 
 
 def _steps(plan: Plan, prompts: int) -> int:

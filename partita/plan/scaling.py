@@ -1,8 +1,9 @@
 """How memory, communication and time of a step change with learner ranks, engine servers, tokens and the size of the model.
 
-Fully sharded data parallelism gathers every weight for the forward pass, again for the backward pass, and scatters the sum of the
-gradients: of N bytes a ring sends N (R - 1) / R from each of R ranks (Patarasuk and Yuan 2009, section 3; Zhao et al. 2023,
-arXiv:2304.11277, section 3). Micro-batches are dealt to the ranks; a turn takes as long as its largest one.
+Fully sharded data parallelism gathers every layer for the forward pass, again for the backward pass, in the precision of products,
+embedding and head once for both, in float32, and scatters the sum of the gradients, in float32: of N bytes a ring sends
+N (R - 1) / R from each of R ranks (Patarasuk and Yuan 2009, section 3; Zhao et al. 2023, arXiv:2304.11277, section 3).
+Micro-batches are dealt to the ranks; a turn takes as long as its largest one.
 
 Left out: networks' shapes, and computing while weights travel: both times are added up, which is the most it takes.
 """
@@ -12,7 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from partita.plan.batch import Batch
-from partita.plan.memory import WIDE
+from partita.plan.memory import WIDE, Shards, gathered_bytes, whole_bytes
 from partita.plan.sizes import Sizes
 from partita.plan.speed import Seconds
 
@@ -23,7 +24,8 @@ SLOW_LINK, FAST_LINK = 1.25e9, 25e9
 @dataclass(frozen=True)
 class Cluster:
     """Who computes. learner, server: the share of the measured process's cores that each learner and each server has; 1 where each
-    has a GPU of its own. link: bytes a second between two processes. keeps: gathered weights stay until the backward pass.
+    has a GPU of its own. link: bytes a second between two processes. keeps: gathered layers stay until the backward pass.
+    width: bytes of a number in the learners' products.
     """
 
     learners: int = 1
@@ -32,6 +34,7 @@ class Cluster:
     server: float = 1.0
     link: float = SLOW_LINK
     keeps: bool = False
+    width: int = WIDE
 
 
 def ring_bytes(size: float, ranks: int) -> float:
@@ -41,10 +44,10 @@ def ring_bytes(size: float, ranks: int) -> float:
 
 def step_bytes(sizes: Sizes, batch: Batch, cluster: Cluster) -> float:
     """What each learner sends in a train step for the policy."""
-    gathers = 1 if cluster.keeps else 2
     turns = batch.actor.optimizer_steps * batch.actor.per_rank
-    gathered = gathers * ring_bytes(WIDE * sizes.parameters, cluster.learners)
-    return turns * (gathered + ring_bytes(WIDE * sizes.trained, cluster.learners))
+    layers, outside = whole_bytes(sizes, cluster.width)
+    gathered = (1 if cluster.keeps else 2) * layers + outside
+    return turns * ring_bytes(gathered + WIDE * sizes.trained, cluster.learners)
 
 
 def publish_bytes(sizes: Sizes, width: int, cluster: Cluster) -> float:
@@ -53,7 +56,8 @@ def publish_bytes(sizes: Sizes, width: int, cluster: Cluster) -> float:
 
 
 def scaled(one: Seconds, sizes: Sizes, batch: Batch, cluster: Cluster, width: int) -> Seconds:
-    """The seconds of a step on one process that has all cores, on these learners and servers instead.
+    """The seconds of a step on one process that has all cores, on these learners and servers instead. width: bytes of a number in
+    the engine's products.
 
     Sampling: servers share the responses, and a server with fewer of them reads its weights as often; so of n servers each takes
     at least the time of its share. Learning: a rank has `per_rank` of the step's micro-batches.
@@ -70,13 +74,7 @@ def scaled(one: Seconds, sizes: Sizes, batch: Batch, cluster: Cluster, width: in
     )  # fmt: skip
 
 
-def gathered(sizes: Sizes) -> float:
-    """Bytes that stay on each rank however many there are: embedding, head and three layers, put together."""
-    outside = sizes.parameters - sizes.layer * sizes.layers
-    return float(WIDE * (outside + min(3, sizes.layers) * sizes.layer))
-
-
-def rank_bytes(sizes: Sizes, ranks: int) -> float:
-    """Weights, gradients and moments of a rank, with what it gathers: 16 bytes a parameter over the ranks."""
+def rank_bytes(sizes: Sizes, ranks: int, width: int) -> float:
+    """Weights, gradients and moments of a rank, 16 bytes a parameter over the ranks, with what it gathers, width bytes a number."""
     held = WIDE * (3 * sizes.trained + (sizes.parameters if sizes.adapters else sizes.trained))
-    return held / ranks + (gathered(sizes) if ranks > 1 else 0.0)
+    return held / ranks + gathered_bytes(sizes, Shards(ranks), width)

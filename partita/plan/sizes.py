@@ -17,6 +17,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceC
 from partita.models import load
 from partita.models.adapters import LoraConfig
 from partita.models.lean import ATTENTION_PARTS, HEAD_NORMS, LAYER
+from partita.models.parallel import reads_wide
 from partita.models.quiet import quiet
 
 GATED = {"gate_proj", "up_proj", "down_proj", "act_fn"}
@@ -29,6 +30,7 @@ class Sizes:
     """A model in numbers. parameters: all, each once. products: of its layers' matrices; active: those of them that a token passes
     through, fewer with experts. layer: of one layer. table: V D, of the embedding; a head that is not tied has as many again.
     common: whether layers have Llama's shape, which decodes and trains the fast way; head_norms: with norms over queries and keys.
+    wide: whether several ranks gather its layers in float32, whatever their products' precision (`models.parallel.reads_wide`).
     adapted: of the matrices that adapters stand beside; adapters: of the adapters.
     """
 
@@ -47,8 +49,14 @@ class Sizes:
     tied: bool
     common: bool
     head_norms: bool
+    wide: bool = False
     adapted: int = 0
     adapters: int = 0
+
+    @property
+    def outside(self) -> int:
+        """Parameters that are in no layer: embedding, head and last norm."""
+        return self.parameters - self.layer * self.layers
 
     @property
     def trained(self) -> int:
@@ -93,6 +101,7 @@ def sizes(lm: Any, lora: LoraConfig | None = None) -> Sizes:
         vocabulary=table.shape[0] if head is None else head.weight.shape[0], table=table.numel(),
         tied=head is not None and head.weight is table, common=bool(layers) and all(map(_is_common, layers)),
         head_norms=any(name.rpartition(".")[2] in HEAD_NORMS for name, _ in backbone.named_modules()),
+        wide=not layers or any(map(reads_wide, layers)),
         **_adapters(lm, lora),
     )  # fmt: skip
 

@@ -1,6 +1,7 @@
 """A role's process alone: its place in the environment, where it is reached, and what it does not take from earlier launches."""
 
 import json
+import os
 import subprocess
 from dataclasses import replace
 from pathlib import Path
@@ -31,7 +32,8 @@ def test_a_learner_finds_its_place_and_waits_for_the_rendezvous_of_its_own_launc
     first = play(launch, "learner-0")
     assert second.wait(30) == 0
     met = json.loads(stale.read_text())
-    assert json.loads(launch.log(launch.learners[1]).read_text()) == {
+    whose = {name: value for name, value in os.environ.items() if name.startswith("PARTITA")}
+    assert json.loads(launch.log(launch.learners[1]).read_text()) == whose | {
         "RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(met["port"]),
         "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "OF_SETUP": "yes", "PARTITA_ROLE": "learner-1",
         "PARTITA_RUN_FOLDER": str(tmp_path), "PARTITA_LAUNCH": str(launch.files), "PARTITA_LAUNCH_ID": launch.id,

@@ -1,9 +1,11 @@
 """Memory formulas against what a tiny model really keeps, and by hand."""
 
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 import torch
+from transformers import GptOssConfig, GptOssForCausalLM
 
 from partita.engine.cache import Memory as CacheMemory
 from partita.engine.cache import stretch
@@ -20,6 +22,7 @@ from partita.plan.memory import (
     activation_bytes,
     cache_bytes,
     freed_of,
+    gathered_bytes,
     layer_bytes,
     logit_bytes,
     memory_of,
@@ -137,9 +140,39 @@ def test_logits_and_rounded_weights_by_hand(model_folder):
     known = sizes_of(str(model_folder))
     assert logit_bytes(known, Pass(100, 10, 50, 2)) == 10 * known.vocabulary * 2
     assert logit_bytes(known, Pass(10**7, 10**7, 50, 2)) == 192 * 2**20  # one chunk, however many tokens
-    assert rounded_bytes(known, Pass(100, 10, 50, 4)) == 0
-    assert rounded_bytes(known, Pass(100, 10, 50, 2)) == 2 * (known.products + known.table)
-    assert rounded_bytes(known, Pass(100, 0, 50, 2)) == 2 * known.products  # values have no head of a vocabulary
+    assert rounded_bytes(known, Shards(), Pass(100, 10, 50, 4)) == 0
+    assert rounded_bytes(known, Shards(), Pass(100, 10, 50, 2)) == 2 * (known.products + known.table)
+    assert rounded_bytes(known, Shards(), Pass(100, 0, 50, 2)) == 2 * known.products  # values have no vocabulary's head
+
+
+def test_ranks_gather_layers_rounded_and_keep_no_copy_of_them(model_folder):
+    known = sizes_of(str(model_folder))
+    two, one, outside = Shards(2), Pass(100, 10, 50, 2), 4 * (known.table + known.hidden)
+    assert rounded_bytes(known, two, one) == 2 * known.table  # the head's
+    gradient = 4 * known.layer
+    assert gathered_bytes(known, Shards(), 2) == 0
+    assert gathered_bytes(known, two, 2) == outside + 2 * (2 * known.layer) + gradient
+    assert gathered_bytes(known, two, 4) == outside + 2 * (4 * known.layer) + gradient
+    many = replace(known, layers=5, parameters=known.parameters + 3 * known.layer)
+    assert gathered_bytes(many, two, 2) == gathered_bytes(known, two, 2)
+    assert gathered_bytes(many, Shards(2, keeps=True), 2) == outside + 5 * (2 * known.layer) + gradient
+    few = replace(known, adapters=2 * 100)
+    assert gathered_bytes(few, two, 2) == outside + 2 * (2 * known.layer) + 4 * 100  # gradients of adapters alone
+    left = {part.name: part.leaves * part.bytes for part in pass_of("p", known, two, one, ("learn", "step"))}
+    assert left["p: gathered weights"] == pytest.approx(1.5 * (outside + 2 * (2 * known.layer)))
+
+
+def test_a_family_that_reads_vectors_in_float32_is_gathered_in_float32(model_folder):
+    assert not sizes_of(str(model_folder)).wide
+    tiny = GptOssConfig(
+        vocab_size=50, hidden_size=16, intermediate_size=16, num_hidden_layers=2, num_attention_heads=2,
+        num_key_value_heads=1, head_dim=8, num_local_experts=2, num_experts_per_tok=1,
+    )  # fmt: skip
+    with torch.device("meta"):
+        known = sizes(GptOssForCausalLM(tiny))
+    assert known.wide  # it has sinks
+    assert rounded_bytes(known, Shards(2), Pass(100, 10, 50, 2)) == 2 * (known.products + known.table)
+    assert gathered_bytes(known, Shards(2), 2) == 4 * (known.outside + 3 * known.layer)
 
 
 def test_the_peak_is_the_fullest_moment():

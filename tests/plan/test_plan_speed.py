@@ -108,8 +108,12 @@ def test_what_ranks_send_by_hand():
     assert ring_bytes(100, 1) == 0
     step = batch("allocation.learners=2", "actor.mb_spec.max_tokens_per_mb=16", "actor.ppo_epochs=3")
     turns = 3 * step.actor.per_rank
-    assert step_bytes(SIZES, step, Cluster(learners=2)) == turns * 3 * 4 * 1000 / 2
-    assert step_bytes(SIZES, step, Cluster(learners=2, keeps=True)) == turns * 2 * 4 * 1000 / 2
+    # 2 layers of 310 twice, 380 outside them once, gradients of all
+    assert step_bytes(SIZES, step, Cluster(learners=2)) == turns * (2 * 4 * 620 + 4 * 380 + 4 * 1000) / 2
+    assert step_bytes(SIZES, step, Cluster(learners=2, keeps=True)) == turns * (4 * 620 + 4 * 380 + 4 * 1000) / 2
+    rounded = Cluster(learners=2, width=2)
+    assert step_bytes(SIZES, step, rounded) == turns * (2 * 2 * 620 + 4 * 380 + 4 * 1000) / 2
+    assert step_bytes(replace(SIZES, wide=True), step, rounded) == step_bytes(SIZES, step, Cluster(learners=2))
     assert publish_bytes(SIZES, 2, Cluster(servers=3)) == 6000
     assert publish_bytes(replace(SIZES, adapters=20), 2, Cluster(servers=3)) == 120
 
@@ -125,8 +129,8 @@ def test_ranks_share_the_micro_batches_and_servers_the_responses():
 
 
 def test_a_rank_holds_its_part_and_what_it_gathers():
-    assert rank_bytes(SIZES, 1) == 16 * 1000
-    assert rank_bytes(SIZES, 4) == 4000 + 4 * (380 + 2 * 310)
+    assert rank_bytes(SIZES, 1, 2) == 16 * 1000
+    assert rank_bytes(SIZES, 4, 2) == 4000 + 4 * 380 + 2 * 2 * 310 + 4 * 310  # two layers, and the gradient of one
 
 
 @pytest.mark.parametrize(

@@ -213,8 +213,7 @@ def test_a_server_that_never_comes_back_is_named_with_its_last_lines(fleet, open
     before = _stats(fleet, 0)["tokens"]
     futures = engine.submit(_groups(Sampling(100), 12))
     _until(lambda: _stats(fleet, 0)["tokens"] > before)
-    fleet.running[0].terminate()
-    fleet.running.pop(0).wait(WAIT)  # a signal ends it at once, and it answers nothing half done
+    fleet.kill(0)
     threading.Timer(0.2, lambda: fleet.log(0).open("a").write("out of memory\n")).start()
     with pytest.raises(
         EngineError, match=r"(?s)server-0 could not be asked for 1 s .*ConnectError.*server-0.log:.*out of memory"
