@@ -176,3 +176,18 @@ def seed_of(draw: Draw, done: int, bits: int = 63) -> int:
     named = f"{draw.seed}:{draw.stream}:{draw.serial}:{draw.sample}:{draw.call}:{done}"
     drawn = hashlib.blake2b(named.encode(), digest_size=8).digest()
     return int.from_bytes(drawn, "big") >> (64 - bits)
+
+
+def unreachable(http: httpx2.AsyncClient, error: httpx2.TransportError) -> str:
+    """How a connection to a server failed."""
+    return f"{http.base_url}: {type(error).__name__} {error}".rstrip()
+
+
+def refusal(response: httpx2.Response) -> str:
+    """The reason that a refusal gives: `error` of requests, `error_message` of SGLang's adapters, `message` of its weights."""
+    try:
+        found = response.json()
+        error = found.get("error") or found.get("error_message") or found.get("message") or found
+        return str(error["message"] if isinstance(error, Mapping) and "message" in error else error)[:500]
+    except (ValueError, AttributeError):
+        return response.text[:500].strip() or "nothing"

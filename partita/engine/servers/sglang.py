@@ -27,8 +27,10 @@ from partita.engine.servers.api import (
     ServerLost,
     Start,
     Weights,
+    refusal,
     seed_of,
     understood,
+    unreachable,
 )
 from partita.records import StopReason
 
@@ -136,14 +138,14 @@ async def _generated(http: httpx2.AsyncClient, ask: Ask, weights: Weights) -> An
     try:
         response = await http.post("/generate", json=body)
     except httpx2.TransportError as error:
-        raise ServerLost(_lost(http, error)) from error
+        raise ServerLost(unreachable(http, error)) from error
     if response.status_code == httpx2.codes.BAD_REQUEST:
-        said = _said(response)
+        said = refusal(response)
         if weights.adapters and weights.name in said:  # a server that was started again does not know the adapter
             raise ServerLost(f"{http.base_url}/generate: {said}")
         return ValueError(f"{http.base_url}/generate: {said}")
     if response.status_code != httpx2.codes.OK:
-        raise ServerLost(f"{http.base_url}/generate answered {response.status_code}: {_said(response)}")
+        raise ServerLost(f"{http.base_url}/generate answered {response.status_code}: {refusal(response)}")
     with understood(http, "/generate"):
         return read_generated(http, response.json(), weights)
 
@@ -169,7 +171,7 @@ async def _asked(http: httpx2.AsyncClient, method: str, path: str, **sent: Any) 
     try:
         response = await http.request(method, path, **sent)
     except httpx2.TransportError as error:
-        raise ServerLost(_lost(http, error)) from error
+        raise ServerLost(unreachable(http, error)) from error
     if response.status_code == httpx2.codes.SERVICE_UNAVAILABLE:
         raise ServerLost(f"{http.base_url}{path}: not ready")
     if response.status_code == httpx2.codes.NOT_FOUND:
@@ -179,19 +181,5 @@ async def _asked(http: httpx2.AsyncClient, method: str, path: str, **sent: Any) 
     is_json = response.headers.get("content-type", "").startswith("application/json") and response.content
     found = response.json() if is_json else {}
     if response.status_code != httpx2.codes.OK or found.get("success") is False:
-        raise EngineError(f"{http.base_url}{path} answered {response.status_code}: {_said(response)}")
+        raise EngineError(f"{http.base_url}{path} answered {response.status_code}: {refusal(response)}")
     return found
-
-
-def _lost(http: httpx2.AsyncClient, error: httpx2.TransportError) -> str:
-    return f"{http.base_url}: {type(error).__name__} {error}".rstrip()
-
-
-def _said(response: httpx2.Response) -> str:
-    """The reason that a refusal gives: `message` of weights, `error_message` of adapters, `error` of requests."""
-    try:
-        found = response.json()
-        error = found.get("error") or found.get("error_message") or found.get("message") or found
-        return str(error["message"] if isinstance(error, Mapping) and "message" in error else error)[:500]
-    except (ValueError, AttributeError):
-        return response.text[:500].strip() or "nothing"

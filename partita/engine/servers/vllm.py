@@ -26,8 +26,10 @@ from partita.engine.servers.api import (
     ServerLost,
     Start,
     Weights,
+    refusal,
     seed_of,
     understood,
+    unreachable,
 )
 from partita.records import StopReason
 
@@ -155,13 +157,13 @@ async def _generated(http: httpx2.AsyncClient, ask: Ask, weights: Weights) -> An
     try:
         response = await http.post(GENERATE, json=body)
     except httpx2.TransportError as error:
-        raise ServerLost(_lost(http, error)) from error
+        raise ServerLost(unreachable(http, error)) from error
     if response.status_code == httpx2.codes.BAD_REQUEST:
-        return ValueError(f"{http.base_url}{GENERATE}: {_said(response)}")
+        return ValueError(f"{http.base_url}{GENERATE}: {refusal(response)}")
     if response.status_code == httpx2.codes.FORBIDDEN:
-        raise EngineError(f"{http.base_url}{GENERATE}: {_said(response)}; {START}, with --enable-scale-out")
+        raise EngineError(f"{http.base_url}{GENERATE}: {refusal(response)}; {START}, with --enable-scale-out")
     if response.status_code != httpx2.codes.OK:  # 404: a server that was started again does not know the adapter
-        raise ServerLost(f"{http.base_url}{GENERATE} answered {response.status_code}: {_said(response)}")
+        raise ServerLost(f"{http.base_url}{GENERATE} answered {response.status_code}: {refusal(response)}")
     with understood(http, GENERATE):
         return read_choice(http, response.json()["choices"][0], weights)
 
@@ -206,8 +208,8 @@ async def _json(http: httpx2.AsyncClient, method: str, path: str, **sent: Any) -
     try:
         response = await http.request(method, path, **sent)
     except httpx2.TransportError as error:
-        raise ServerLost(_lost(http, error)) from error
-    code, said = response.status_code, f"{http.base_url}{path} answered {response.status_code}: {_said(response)}"
+        raise ServerLost(unreachable(http, error)) from error
+    code, said = response.status_code, f"{http.base_url}{path} answered {response.status_code}: {refusal(response)}"
     if code == httpx2.codes.SERVICE_UNAVAILABLE:
         raise ServerLost(said)
     if code == httpx2.codes.NOT_FOUND:
@@ -216,17 +218,3 @@ async def _json(http: httpx2.AsyncClient, method: str, path: str, **sent: Any) -
         raise EngineError(said)
     is_json = response.headers.get("content-type", "").startswith("application/json")
     return response.json() if is_json and response.content else {}
-
-
-def _lost(http: httpx2.AsyncClient, error: httpx2.TransportError) -> str:
-    return f"{http.base_url}: {type(error).__name__} {error}".rstrip()
-
-
-def _said(response: httpx2.Response) -> str:
-    """The reason that a refusal gives."""
-    try:
-        found = response.json()
-        error = found.get("error", found)
-        return str(error["message"] if isinstance(error, Mapping) else error)[:500]
-    except (ValueError, KeyError, AttributeError):
-        return response.text[:500].strip() or "nothing"
