@@ -25,7 +25,7 @@ from partita.models.process import load_process_model
 from partita.models.reference import check_reference
 from partita.models.scoring import is_scorer, load_scorer, load_value_model
 from partita.models.selfcheck import decoding_copy
-from partita.ops.memory import keep_freed_memory
+from partita.ops.memory import forget_products, keep_freed_memory
 from partita.ops.ranks import ALONE, Ranks
 from partita.report.metrics import Timer
 from partita.run import REFERENCE, RunConfig
@@ -74,9 +74,10 @@ def load_policy(config: Trained, device: torch.device) -> LoadedModel:
 
 
 def device_here() -> torch.device:
-    """Where this process computes. On a CPU it keeps freed memory from here on."""
+    """Where this process computes. On a CPU it keeps freed memory from here on, and code of few products."""
     if torch.cuda.is_available():
         return torch.device("cuda", torch.cuda.current_device())
+    forget_products()
     keep_freed_memory()
     return torch.device("cpu")
 

@@ -1,11 +1,12 @@
 """Kill one process of a run of several with SIGKILL at random moments, resume the run, and compare with one that nobody disturbed.
 
-usage: python scripts/kill_launched.py [--launcher local|ray|slurm] [--victim rank|server|launcher|any] [--kills 10] [--seed 0]
-           [--steps 4] [--learners 2] [--servers 1]
+usage: python scripts/kill_launched.py [--launcher local|ray|slurm] [--victim rank|server|launcher|job|any] [--kills 10]
+           [--seed 0] [--steps 4] [--learners 2] [--servers 1]
 
 Every trial starts examples/math/gsm8k_rl.py on a tiny random model (float32, the built-in engine in a server of its own, a
 checkpoint after every step). A rank's or a server's death is the run's own business: it must end by itself, or go on by itself.
-A launcher's is the process that was started here, or, in a Slurm job, the one that watches the roles. Then the run is gone on
+A launcher's is the process that was started here, or, in a Slurm job, the one that watches the roles; of a whole Slurm job it is
+`scancel`. Then the run is gone on
 with as its user would, to its end. Checked: no process is left; every sample is there once, and is the undisturbed run's; the
 metrics are equal (wall-clock values and those of the servers' doings left out), the exported weights and the last checkpoint too.
 Exit code 1 if any trial differs. slurm needs a Slurm to talk to: scripts/slurm_node.sh.
@@ -94,7 +95,13 @@ def _everything() -> Iterator[tuple[int, str, str]]:
 
 
 def victims(trial: Trial, kind: str, started: int) -> list[int]:
-    """The processes that may be killed as a rank, a server or a launcher: for a role its command, and the process around it."""
+    """The processes that may be killed as a rank, a server or a launcher: for a role its command, and the process around it. Of a
+    job its number.
+    """
+    if kind == "job":
+        with suppress(OSError):
+            return [int(json.loads((trial.folder / "launch" / "job.json").read_text())["job"])]
+        return []
     if kind == "launcher":
         inside = [pid for pid, command in trial.processes().items() if "partita.launch.slurm --files" in command]
         return [started, *inside]
@@ -137,7 +144,10 @@ def disturbed(trial: Trial, kind: str, moment: tuple[int, float], chance: random
         process.communicate()
         return "ended before the kill"
     victim = chance.choice(found)
-    os.kill(victim, signal.SIGKILL)
+    if kind == "job":
+        subprocess.run(["scancel", str(victim)], check=True)
+    else:
+        os.kill(victim, signal.SIGKILL)
     stood = trial.steps()
     output, _ = process.communicate(timeout=600)
     said = f"killed {kind} {found.index(victim) + 1} of {len(found)} after step {stood}, exit code {process.returncode}"
@@ -206,10 +216,12 @@ def main() -> None:
     """Run the reference, then the trials."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--launcher", choices=("local", "ray", "slurm"), default="local")
-    parser.add_argument("--victim", choices=(*KINDS, "any"), default="any")
+    parser.add_argument("--victim", choices=(*KINDS, "job", "any"), default="any")
     for name, default in (("kills", 10), ("seed", 0), ("steps", 4), ("learners", 2), ("servers", 1)):
         parser.add_argument(f"--{name}", type=int, default=default)
     args = parser.parse_args()
+    if args.victim == "job" and args.launcher != "slurm":
+        parser.error("--victim job: only slurm has jobs")
     with tempfile.TemporaryDirectory() as temporary:
         root = Path(temporary)
         tiny_model.make(root / "model")

@@ -127,6 +127,12 @@ class ServerConfig:
     health_seconds: float = key(
         5.0, "seconds between two looks at whether a server still answers; three that fail in a row make it lost", gt=0
     )
+    answer_timeout: float = key(
+        1800.0,
+        "seconds in which a server that was asked something must answer one of its requests, whatever it says of its health, or it "
+        "is lost",
+        gt=0,
+    )
     weights: Literal["auto", "folder", "transfer"] = key(
         "auto",
         "how new weights reach the servers: through a folder of safetensors that they read, or by the server's own transfer from "

@@ -54,7 +54,8 @@ class Tokens:
 @dataclass(frozen=True)
 class Passes:
     """How one model reads a rollout batch. largest: model-input tokens of the largest micro-batch; trained: those of them whose
-    log-probs are learned. per_rank: micro-batches of a rank in one minibatch, the same on all.
+    log-probs are learned. per_rank: micro-batches of a rank in one minibatch, the same on all. fullest: tokens of the largest
+    micro-batch that shorter responses than these may make: more of them fit into one, up to the budget.
     """
 
     epochs: int
@@ -63,6 +64,7 @@ class Passes:
     per_rank: int
     largest: int
     trained: int
+    fullest: int
 
     @property
     def optimizer_steps(self) -> int:
@@ -143,17 +145,19 @@ def passes(groups: Groups, asked: Asked, ranks: int = 1) -> Passes:
     dealt = minibatches(group_of_sample, asked.minibatches, asked.split, (0, 0, 0))
     coarse = max(1, math.ceil(groups.tokens().read / len(dealt) / MOST_TOKENS))
     rows = _Rows(-(-groups.prompt // coarse), max(2, -(-groups.response // coarse)))
-    total = each = largest = trained = 0
+    total = each = largest = trained = fullest = 0
     for chosen in dealt:
         owners = [group_of_sample[sample] for sample in chosen]
         given = [rows.of(sample) for sample in chosen]
         cut = micro_batches(given, owners, max(1, asked.budget // coarse), ranks=ranks)
         total, each = total + sum(map(bool, cut)), max(each, math.ceil(len(cut) / ranks))
+        own = len(set(owners)) * groups.prompt + len(chosen) * (max(1, groups.response) - 1)
+        fullest = max(fullest, min(asked.budget, math.ceil(own / ranks)))
         for micro in cut:
             size = len({owners[place] for place in micro}) * groups.prompt + len(micro) * (max(1, groups.response) - 1)
             if size > largest:
                 largest, trained = size, len(micro) * max(1, groups.response)
-    return Passes(asked.epochs, len(dealt), total, each, largest, trained)
+    return Passes(asked.epochs, len(dealt), total, each, largest, trained, max(largest, fullest))
 
 
 @dataclass(frozen=True)

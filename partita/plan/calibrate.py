@@ -27,7 +27,7 @@ from partita.ops.packing import pack
 from partita.ops.threads import release_threads
 from partita.plan.batch import Batch, Lengths
 from partita.plan.sizes import Sizes
-from partita.plan.speed import Machine, Reading, Speed, mean_length
+from partita.plan.speed import Machine, Reading, Speed, learn_flop, mean_length
 from partita.records import Group, Prompt, Row, Sample
 from partita.run import RunConfig
 from partita.run_models import open_engine, recompute
@@ -42,6 +42,8 @@ DECODING, LEARNING = 0.3, 0.25
 """Shares of the time for decode steps of all slots, and for each of two passes."""
 FIRST_TOKENS, LEAST_TOKENS, WHOLE = 256, 64, 1 << 30
 FEWEST_STEPS = 4
+APART = 1.5
+"""How many times as much work a second point must be for a line through both."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +63,7 @@ def calibrate(config: RunConfig, batch: Batch, lengths: Lengths, sizes: Sizes, p
         decoded = _decode(engine, local, loaded, prompts, rows)
         release_threads()
         seen = _attention(sizes, rows, lengths, device, compute_dtype(config.rollout.dtype, device))
-        found = _learn(local, loaded, batch, lengths, prompts)
+        found = _learn(local, loaded, batch, lengths, sizes, prompts)
         began = time.perf_counter()
         engine.publish(weights(loaded.model), 1)
         published = time.perf_counter() - began
@@ -69,8 +71,8 @@ def calibrate(config: RunConfig, batch: Batch, lengths: Lengths, sizes: Sizes, p
         engine.close()
     response = mean_length(decoded.stop, config.gconfig.max_new_tokens)
     speed = Speed(
-        decoded.step, decoded.row, seen, decoded.context, decoded.prefill, found.reading, found.learn, found.forward,
-        found.optimizer, published, decoded.stop, "measured here, with this model",
+        decoded.step, decoded.row, seen, decoded.context, decoded.prefill, found.reading, found.learn, found.fixed,
+        found.forward, found.optimizer, published, decoded.stop, "measured here, with this model",
     )  # fmt: skip
     return Calibrated(speed, response)
 
@@ -184,13 +186,14 @@ class _Learned:
     learn: float
     forward: float
     optimizer: float
+    fixed: float = 0.0
 
 
 def _learn(
-    config: RunConfig, loaded: LoadedModel, batch: Batch, lengths: Lengths, prompts: Sequence[Prompt]
+    config: RunConfig, loaded: LoadedModel, batch: Batch, lengths: Lengths, sizes: Sizes, prompts: Sequence[Prompt]
 ) -> _Learned:
-    """Two steps of the learner on made-up responses: a small one, which says how many tokens there is time for, and the one that
-    counts. Weights move, and are thrown away.
+    """Steps of the learner on made-up responses: a small one, which says how many tokens there is time for, and one of as many; a
+    straight line through both. Each is taken twice, for its arrays are new to the process. Weights move, and are thrown away.
     """
     model = loaded.model
     if config.actor.gradient_checkpointing:
@@ -204,11 +207,24 @@ def _learn(
         model, actor, compute_dtype(actor.dtype, model.device), config.gconfig.temperature, 1, config.seed
     )
     target = batch.actor.largest
-    first = _step(learner, _made(learner, config, lengths, prompts, min(FIRST_TOKENS, target)))
-    rate = first.learn / first.reading.tokens
+    made = _made(learner, config, lengths, prompts, min(FIRST_TOKENS, target))
+    _step(learner, made)
+    small = _step(learner, made)
+    rate = small.learn / small.reading.tokens
     made = _made(learner, config, lengths, prompts, int(max(LEAST_TOKENS, min(target, SECONDS * LEARNING / rate))))
-    _step(learner, made)  # its arrays are new to the process
-    return _step(learner, made)
+    _step(learner, made)
+    large = _step(learner, made)
+    fixed = _fixed(sizes, small, large)
+    return replace(large, learn=large.learn - fixed, fixed=fixed)
+
+
+def _fixed(sizes: Sizes, small: _Learned, large: _Learned) -> float:
+    """Seconds of a micro-batch of no tokens; 0 where the two are too close to tell."""
+    x0, x1 = (learn_flop(sizes, one.reading) for one in (small, large))
+    if x1 < APART * x0:
+        return 0.0
+    slope = (large.learn - small.learn) / (x1 - x0)
+    return min(max(0.0, small.learn - slope * x0), small.learn)
 
 
 def _made(

@@ -217,4 +217,5 @@ def _width(name: Any, place: Place) -> int:
 
 
 def _pass(one: Passes, width: int, checkpointing: bool, stage: Stage) -> Pass:
-    return Pass(one.largest, one.trained, stage.lengths.longest_row, width, checkpointing, one.per_rank)
+    trained = round(one.trained * one.fullest / max(1, one.largest))
+    return Pass(one.fullest, trained, stage.lengths.longest_row, width, checkpointing, one.per_rank)

@@ -47,11 +47,14 @@ class Request:
 
 @dataclass(frozen=True)
 class StagePlan:
-    """A stage: its numbers, what processes hold in it, and how long a step takes."""
+    """A stage: its numbers, what processes hold in it at most, and how long a step takes. need: bytes for the longest responses;
+    expected: for those that are expected.
+    """
 
     stage: Stage
     holdings: tuple[Holding, ...]
     need: float
+    expected: float
     seconds: Seconds
 
 
@@ -72,6 +75,11 @@ class RunPlan:
     def need(self) -> float:
         """Bytes of the stage that needs most."""
         return max(one.need for one in self.stages)
+
+    @property
+    def expected(self) -> float:
+        """The same with responses of the expected length."""
+        return max(one.expected for one in self.stages)
 
     @property
     def fits(self) -> bool:
@@ -110,9 +118,14 @@ def plan_run(config: RunConfig, request: Request) -> RunPlan:
     speed, notes = _speed(stages[0], models, prompts, place, request, fits=fits)
     if speed.stop is not None and request.response is None:
         stages = [_expected(stage, speed.stop, models) for stage in stages]
+    of_machine = partial(need, room=room, nodes=config.cluster.nodes)
     made = tuple(
         StagePlan(
-            stage, holdings, need(holdings, room, config.cluster.nodes), _seconds(stage, models, speed, place, request)
+            stage,
+            holdings,
+            of_machine(holdings),
+            of_machine(_holdings(_usual(stage), models, place, room)),
+            _seconds(stage, models, speed, place, request),
         )
         for stage, holdings in zip(stages, held, strict=True)
     )
@@ -140,6 +153,11 @@ def _expected(stage: Stage, stop: float, models: Models) -> Stage:
     """The stage with responses as long as the policy makes them now."""
     response = mean_length(stop, stage.lengths.longest_response)
     return stage_of(stage.planned, replace(stage.lengths, response=response), models)
+
+
+def _usual(stage: Stage) -> Stage:
+    """The stage as if no response were longer than expected."""
+    return replace(stage, widest=stage.batch)
 
 
 def _holdings(stage: Stage, models: Models, place: Place, room: Room) -> tuple[Holding, ...]:

@@ -25,6 +25,8 @@ PHASES = {
     "communicate": "weights and gradients between learners, and to servers",
     "rest": "rewards, credit, reports: 3 % of a step",
 }
+SAME = 0.99
+"""Of two sizes that are shown as one."""
 
 
 def lines_of(plan: RunPlan) -> Iterator[str]:
@@ -34,7 +36,8 @@ def lines_of(plan: RunPlan) -> Iterator[str]:
     share = plan.need / plan.room.bytes
     where = "on a machine" if plan.room.on_cpu else "on a GPU"
     verdict = "does not fit" if not plan.fits else "fits, but for little" if share > CLOSE else "fits"
-    yield f"memory: {_gib(plan.need)} {where} at the peak, of {_gib(plan.room.bytes)} ({plan.room.source}): {verdict}"
+    usual = f"{_gib(plan.expected)} are expected, at most " if plan.expected < SAME * plan.need else ""
+    yield f"memory: {usual}{_gib(plan.need)} {where} at the peak, of {_gib(plan.room.bytes)} ({plan.room.source}): {verdict}"
     yield f"time: {hours(plan.seconds)} for {plan.steps} train steps, without evaluations and checkpoints; {plan.speed.source}"
     for note in plan.notes:
         yield f"  - {note}"
@@ -75,7 +78,7 @@ def _passes(name: str, passes: Passes, widest: Passes, ranks: int) -> Iterator[t
         f"{passes.optimizer_steps} ({passes.epochs} epochs x {passes.minibatches} minibatches)",
     )
     yield f"{name}: micro-batches of an epoch", f"{passes.micro_batches}, at most {widest.micro_batches}"
-    yield f"{name}: tokens of the largest", f"{passes.largest:,}, at most {widest.largest:,}"
+    yield f"{name}: tokens of the largest", f"{passes.largest:,}, at most {widest.fullest:,}"
     if ranks > 1:
         yield f"{name}: micro-batches of a rank", f"{passes.per_rank} a minibatch, on each of {ranks} ranks"
 
@@ -131,6 +134,7 @@ def document(plan: RunPlan) -> dict[str, Any]:
     return {
         "fits": plan.fits,
         "need_bytes": plan.need,
+        "expected_bytes": plan.expected,
         "room_bytes": plan.room.bytes,
         "room": plan.room.source,
         "steps": plan.steps,

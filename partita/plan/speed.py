@@ -49,8 +49,9 @@ def learn_flop(sizes: Sizes, one: Reading, *, checkpointing: bool = False) -> fl
 class Speed:
     """Rates of one process. A decode step of r rows takes `step + row r` seconds, and `seen` more for each row and each token that
     it sees beyond `context`; a token of a prompt `prefill`. learned: what took `learn` seconds forward and backward, and `forward`
-    seconds without gradient. optimizer, publish: seconds of one. stop: the chance that a token ends its response, None if unknown.
-    source: where the numbers come from.
+    seconds without gradient, beside the `fixed` seconds of a micro-batch whatever its tokens: weights are rounded, gradients added
+    up. optimizer, publish: seconds of one. stop: the chance that a token ends its response, None if unknown. source: where the
+    numbers come from.
     """
 
     step: float
@@ -60,6 +61,7 @@ class Speed:
     prefill: float
     learned: Reading
     learn: float
+    fixed: float
     forward: float
     optimizer: float
     publish: float
@@ -132,7 +134,7 @@ def read_seconds(speed: Speed, sizes: Sizes, base: Sizes, one: Reading) -> float
 
 
 def learn_seconds(speed: Speed, sizes: Sizes, base: Sizes, one: Reading, *, checkpointing: tuple[bool, bool]) -> float:
-    """A pass with gradient, likewise. checkpointing: here, and where it was measured."""
+    """A pass with gradient, likewise, without what is fixed. checkpointing: here, and where it was measured."""
     here, there = checkpointing
     flop = learn_flop(sizes, one, checkpointing=here)
     return speed.learn * flop / learn_flop(base, speed.learned, checkpointing=there)
@@ -162,14 +164,15 @@ def seconds_of(speed: Speed, work: Work) -> Seconds:
     score = work.policy_readings * read_seconds(speed, work.policy, work.policy, one)
     passes, critic = batch.actor, 0.0
     each = learn_seconds(speed, work.policy, work.policy, one, checkpointing=(work.checkpointing, work.checkpointing))
-    learn = passes.epochs * each + passes.optimizer_steps * speed.optimizer
+    learn = passes.epochs * (each + passes.micro_batches * speed.fixed) + passes.optimizer_steps * speed.optimizer
     if work.critic is not None and batch.critic is not None:
         states = Reading(one.tokens, 0.0, row)
         score += work.critic_readings * read_seconds(speed, work.critic, work.policy, states)
         both = (work.critic_checkpointing, work.checkpointing)
         each = learn_seconds(speed, work.critic, work.policy, states, checkpointing=both)
-        moved = speed.optimizer * work.critic.trained / work.policy.trained
-        critic = batch.critic.epochs * each + batch.critic.optimizer_steps * moved
+        share = work.critic.trained / work.policy.trained
+        each += batch.critic.micro_batches * share * speed.fixed
+        critic = batch.critic.epochs * each + batch.critic.optimizer_steps * share * speed.optimizer
     sample = sample_seconds(speed, batch, work.lengths, work.slots)
     known = sample + score + critic + learn + speed.publish
     return Seconds(sample, score, critic, learn, speed.publish, REST / (1 - REST) * known)
@@ -198,6 +201,7 @@ def speed_from_flop(machine: Machine, sizes: Sizes, work: Work, width: int) -> S
         seen=key_bytes / machine.bytes, context=work.lengths.row,
         prefill=2 * sizes.active / (TRAINING * machine.flop), learned=one,
         learn=learn_flop(sizes, one, checkpointing=work.checkpointing) / (TRAINING * machine.flop),
+        fixed=((4 + width) * sizes.parameters + 3 * 4 * sizes.trained) / machine.bytes,
         forward=forward_flop(sizes, one) / (TRAINING * machine.flop),
         # weights, gradients and two moments are read, and all but the gradients written
         optimizer=7 * 4 * sizes.trained / machine.bytes, publish=(4 + width) * sizes.parameters / machine.bytes, stop=None,

@@ -2,26 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
-from partita.models.lora import export_adapter
-from partita.models.packed import weights
 from partita.models.scoring import ScoreStats
 from partita.ops.ranks import ALONE, Ranks
 from partita.report.metrics import Metrics
 from partita.train.checkpoint import load_checkpoint, save_checkpoint
 from partita.train.offline import Item, OfflineLearner, Reference
-from partita.train.probed import logprobs_after
-from partita.train.team import each_verb, verb
+from partita.train.team import Sampled, verb
 
 
 @dataclass
-class OfflineTeam:
+class OfflineTeam(Sampled[OfflineLearner]):
     """write: writes the trained model into a folder, called by all ranks. ask: makes the reference that is asked about all items
     before training, where one is.
     """
@@ -46,21 +43,6 @@ class OfflineTeam:
     def evaluate(self, items: Sequence[Item]) -> dict[str, float]:
         """The loss and its numbers over held-out items."""
         return self.learner.evaluate(items)
-
-    @each_verb
-    def weights(self) -> Iterator[tuple[str, Tensor]]:
-        """Those of now, as an engine takes them."""
-        return weights(self.learner.model)
-
-    @verb
-    def logprobs(self, prompt_ids: Sequence[int], ids: Sequence[int], temperature: float) -> list[float]:
-        """Of the ids that follow the prompt, under the weights of now."""
-        return logprobs_after(self.learner.model, self.learner.stepper.precision(), prompt_ids, ids, temperature)
-
-    @verb
-    def export_adapter(self, folder: Path) -> None:
-        """Write the adapters alone, as servers take them."""
-        export_adapter(self.learner.model, folder, self.ranks)
 
     @verb
     def save(self, root: Path, step: int, state: Mapping[str, Any], keep_last: int) -> None:

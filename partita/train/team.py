@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import wraps
 from pathlib import Path
-from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
+from typing import Any, Concatenate, Generic, ParamSpec, Protocol, TypeVar
 
 import torch.distributed as dist
 from torch import Tensor
@@ -25,8 +25,8 @@ from partita.algo.algorithm import Algorithm
 from partita.models.export import export_hf, export_scorer
 from partita.models.load import ModelLoadError
 from partita.models.lora import export_adapter
-from partita.models.packed import take_weights, weights
-from partita.ops.ranks import ALONE, Ranks
+from partita.models.packed import PackedModel, take_weights, weights
+from partita.ops.ranks import ALONE, Ranks, leave_in_the_end
 from partita.report.metrics import Metrics
 from partita.train.batch import RolloutBatch
 from partita.train.checkpoint import Kept, load_checkpoint, save_checkpoint
@@ -35,6 +35,7 @@ from partita.train.critic import Critic
 from partita.train.learner import Learner
 from partita.train.probed import logprobs_after
 from partita.train.record import LearnRecord
+from partita.train.stepper import Stepper
 
 Given = ParamSpec("Given")
 Found = TypeVar("Found")
@@ -102,12 +103,14 @@ def follow(team: Ranked) -> None:
             done = getattr(type(team), name).__wrapped__(team, *args, **kwargs)
             if isinstance(done, Iterator):
                 deque(done, maxlen=0)
+    leave_in_the_end()
 
 
 def dismiss(ranks: Ranks) -> None:
     """Rank 0 has no more to do: the others may go."""
     if not ranks.alone:
         told(ranks, None)
+        leave_in_the_end()
 
 
 def told(ranks: Ranks, value: Said) -> Said:
@@ -131,8 +134,47 @@ def _together(ranks: Ranks) -> Iterator[None]:
         ) from error
 
 
+class Model(Protocol):
+    """What trains a model."""
+
+    @property
+    def model(self) -> PackedModel:
+        """The one that is trained."""
+        ...
+
+    @property
+    def stepper(self) -> Stepper:
+        """What moves it."""
+        ...
+
+
+Trains = TypeVar("Trains", bound=Model)
+
+
+class Sampled(Generic[Trains]):
+    """The verbs that an engine asks for of whoever trains what it samples from."""
+
+    learner: Trains
+    ranks: Ranks
+
+    @each_verb
+    def weights(self) -> Iterator[tuple[str, Tensor]]:
+        """Those of now, as an engine takes them; of several ranks one at a time, gathered as it is taken."""
+        return weights(self.learner.model)
+
+    @verb
+    def logprobs(self, prompt_ids: Sequence[int], ids: Sequence[int], temperature: float) -> list[float]:
+        """Of the ids that follow the prompt, under the weights of now."""
+        return logprobs_after(self.learner.model, self.learner.stepper.precision(), prompt_ids, ids, temperature)
+
+    @verb
+    def export_adapter(self, folder: Path) -> None:
+        """Write the adapters alone, as servers take them."""
+        export_adapter(self.learner.model, folder, self.ranks)
+
+
 @dataclass
-class Team:
+class Team(Sampled[Learner]):
     """The policy's learner with its reference, the critic, and what else a run does with their weights.
 
     tokenizer: that of exports. refreshed: the reference changes while the run goes, and is in its checkpoints.
@@ -181,16 +223,6 @@ class Team:
         assert self.learner.reference is not None, "asked of a run with a reference"
         take_weights(self.learner.reference, self.learner.model)
 
-    @each_verb
-    def weights(self) -> Iterator[tuple[str, Tensor]]:
-        """The policy's weights of now, as an engine takes them; of several ranks one at a time, gathered as it is taken."""
-        return weights(self.learner.model)
-
-    @verb
-    def logprobs(self, prompt_ids: Sequence[int], ids: Sequence[int], temperature: float) -> list[float]:
-        """Of the ids that follow the prompt, under the policy of now."""
-        return logprobs_after(self.learner.model, self.learner.stepper.precision(), prompt_ids, ids, temperature)
-
     @verb
     def save(self, root: Path, step: int, state: Mapping[str, Any], keep_last: int) -> None:
         """Write a checkpoint below `root`. Raises CheckpointError."""
@@ -213,11 +245,6 @@ class Team:
     def export(self, folder: Path) -> None:
         """Write the policy in Hugging Face's format."""
         export_hf(self.learner.model, self.tokenizer, folder, self.ranks)
-
-    @verb
-    def export_adapter(self, folder: Path) -> None:
-        """Write the policy's adapters alone, as servers take them."""
-        export_adapter(self.learner.model, folder, self.ranks)
 
     @verb
     def export_critic(self, folder: Path) -> None:

@@ -6,6 +6,7 @@ import subprocess
 import sys
 
 import pytest
+import torch
 
 from partita.ops import memory
 
@@ -38,6 +39,48 @@ def faults(kind):
 def test_arrays_of_a_pass_are_faulted_in_once():
     assert faults("kept") < 100
     assert faults("left") > 10_000  # six arrays of 6,144 pages, ten times: returned and mapped anew
+
+
+SHAPES = """
+import ctypes, sys, torch
+from partita.ops.memory import forget_products
+if sys.argv[1] == "kept":
+    forget_products()
+class Info(ctypes.Structure):
+    names = "arena ordblks smblks hblks hblkhd usmblks fsmblks uordblks fordblks keepcost".split()
+    _fields_ = [(name, ctypes.c_size_t) for name in names]
+libc = ctypes.CDLL(None)
+libc.mallinfo2.restype = Info
+used = lambda: libc.mallinfo2().uordblks + libc.mallinfo2().hblkhd
+x, w = torch.ones(400, 64, dtype=torch.bfloat16), torch.ones(64, 64, dtype=torch.bfloat16)
+def use(first, last):
+    for rows in range(first, last): x[:rows] @ w.T
+use(1, 200)
+before = used()
+use(200, 400)
+print((used() - before) / 2**20)
+"""
+
+
+def grown(kind, **settings):
+    environment = {name: value for name, value in os.environ.items() if name not in memory.SHAPES} | settings
+    done = subprocess.run(
+        [sys.executable, "-c", SHAPES, kind], capture_output=True, text=True, check=True, env=environment
+    )
+    return float(done.stdout)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="glibc counts what is in use")
+@pytest.mark.skipif(
+    not torch.ops.mkldnn._is_mkldnn_bf16_supported(), reason="oneDNN does not multiply in bfloat16 here"
+)
+def test_products_of_ever_new_shapes_take_no_more_memory():
+    assert abs(grown("kept")) < 5
+    assert grown("left") > 40  # 200 shapes of more than 0.2 MiB
+    assert (
+        grown("kept", LRU_CACHE_CAPACITY="1024", ONEDNN_PRIMITIVE_CACHE_CAPACITY="1024") > 40
+    )  # the user's word counts
 
 
 def test_another_system_is_left_alone(monkeypatch):

@@ -27,6 +27,13 @@ def test_a_budget_cuts_whole_groups():
     # a group is 55 + 8 x 27 = 271 tokens; 600 hold two of them
     found = passes(Groups(8, 8, 55, 28), Asked(1, 1, "groups", 600))
     assert (found.micro_batches, found.largest, found.trained) == (4, 542, 16 * 28)
+    assert found.fullest == 600  # shorter responses may fill it, which the memory must hold
+
+
+def test_a_step_smaller_than_the_budget_is_its_fullest_micro_batch():
+    assert passes(Groups(8, 8, 55, 28), Asked(1, 1, "groups", 4096)).fullest == 8 * 271
+    assert passes(Groups(8, 8, 55, 28), Asked(1, 2, "groups", 4096)).fullest == 4 * 271
+    assert passes(Groups(8, 8, 55, 28), Asked(1, 1, "groups", 4096), 2).fullest == 4 * 271
 
 
 def test_a_group_larger_than_the_budget_is_cut_with_its_prompt():

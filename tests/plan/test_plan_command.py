@@ -41,6 +41,7 @@ def test_one_document(words: list[str]):
     [process] = stage["processes"]
     at = {moment: sum(part["bytes"] for part in process["parts"] if moment in part["moments"]) for moment in ALWAYS}
     assert max(at.values()) == at[process["peak_at"]] == process["peak_bytes"] == found["need_bytes"]
+    assert found["expected_bytes"] < found["need_bytes"]
     seconds = stage["seconds"]
     assert seconds.pop("step") == pytest.approx(sum(seconds.values()))
     assert found["seconds"] == pytest.approx(10 * sum(seconds.values()))

@@ -29,8 +29,8 @@ SIZES = Sizes(
     vocabulary=40, table=320, tied=True, common=True, head_norms=False,
 )  # fmt: skip
 SPEED = Speed(
-    step=1.0, row=0.5, seen=0.0, context=0.0, prefill=0.01, learned=Reading(100, 50, 20), learn=6.0, forward=2.0, optimizer=0.25,
-    publish=0.125, stop=None, source="made up",
+    step=1.0, row=0.5, seen=0.0, context=0.0, prefill=0.01, learned=Reading(100, 50, 20), learn=6.0, fixed=0.5, forward=2.0,
+    optimizer=0.25, publish=0.125, stop=None, source="made up",
 )  # fmt: skip
 
 
@@ -89,9 +89,17 @@ def test_phases_follow_from_operations():
     one = Reading(step.expected.read, 16, 14)
     share = forward_flop(SIZES, one) / forward_flop(SIZES, SPEED.learned)
     assert found.score == pytest.approx(2.0 * share)
-    assert found.learn == pytest.approx(6.0 * share + 0.25)
+    assert found.learn == pytest.approx(6.0 * share + 0.5 + 0.25)
     assert found.publish == 0.125
     assert found.rest == pytest.approx(0.03 * found.step)
+
+
+def test_every_micro_batch_takes_its_fixed_time():
+    lengths = Lengths(10, 10, 4, 4)
+    whole, cut = batch(response=4), batch("actor.mb_spec.max_tokens_per_mb=16", response=4)
+    assert (whole.actor.micro_batches, cut.actor.micro_batches) == (1, 2)
+    apart = seconds_of(SPEED, work(cut, lengths)).learn - seconds_of(SPEED, work(whole, lengths)).learn
+    assert apart == pytest.approx(0.5)
 
 
 def test_without_a_model_the_machine_says_how_long():
@@ -100,6 +108,7 @@ def test_without_a_model_the_machine_says_how_long():
     assert speed.step == pytest.approx(2 * 920 / 1e5)
     assert speed.learn == pytest.approx(learn_flop(SIZES, speed.learned) / 0.6e6)
     assert speed.optimizer == pytest.approx(28 * 1000 / 1e5)
+    assert speed.fixed == pytest.approx((6 * 1000 + 12 * 1000) / 1e5)
     assert speed.stop is None
 
 

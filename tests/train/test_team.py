@@ -1,5 +1,9 @@
 """How ranks do the same: what a verb tells, what a rank that follows does with it, and what a lost rank looks like."""
 
+import os
+import socket
+import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -80,3 +84,29 @@ def test_a_connection_that_breaks_within_a_verb_is_told_from_an_error_of_its_own
     with pytest.raises(RuntimeError, match="of its own") as found:
         Crew(Wire(0)).fail("an error of its own")
     assert type(found.value) is RuntimeError
+
+
+ENDS = """
+import atexit, sys
+import torch.distributed as dist
+from partita.ops.ranks import join_ranks
+from partita.train.team import dismiss, follow
+atexit.register(lambda: print("still there" if dist.is_initialized() else "ended"))  # after what is registered later
+class Idle:
+    ranks = join_ranks()
+dismiss(Idle.ranks) if Idle.ranks.leads else follow(Idle())
+print("connected" if dist.is_initialized() else "gone")
+"""
+
+
+@pytest.mark.slow
+def test_ranks_end_their_connections_before_the_interpreter_ends():
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+    around = os.environ | {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    both = [
+        subprocess.Popen([sys.executable, "-c", ENDS], env=around | {"RANK": rank}, stdout=subprocess.PIPE, text=True)
+        for rank in "01"
+    ]
+    assert [one.communicate(timeout=120)[0].split() for one in both] == [["connected", "ended"]] * 2
+    assert [one.returncode for one in both] == [0, 0]

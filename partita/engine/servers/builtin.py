@@ -16,8 +16,9 @@ from typing import Any
 import httpx2
 
 from partita.engine.servers.api import Answer, Ask, EngineError, OtherWeights, Served, ServerLost, Start, Weights
-from partita.engine.servers.serve import MissingServerError, require_server
+from partita.engine.servers.serve import NEEDED
 from partita.engine.servers.wire import WireError, read_answers, round_body
+from partita.engine.web import MissingServerError, require_server
 
 
 @dataclass(frozen=True)
@@ -38,7 +39,7 @@ class Builtin:
             )
         if served.python == sys.executable:  # of another interpreter the server itself says it
             try:
-                require_server()
+                require_server(*NEEDED)
             except MissingServerError as error:
                 raise EngineError(str(error)) from error
         given: dict[str, object] = {

@@ -284,7 +284,8 @@ class ServerEngine:
         held, gone = member.weights, member.gone
         assert held is not None, "a server is opened when it holds weights"
         try:
-            await unless_gone(self._answered(member, jobs, held), gone)
+            with member.waited_for():
+                await unless_gone(self._answered(member, jobs, held), gone)
             left = [job for job in jobs if not job.future.done()]
             if left and member.open and member.weights == held:
                 raise ServerLost("it ended requests before their end, without new weights")
@@ -325,7 +326,7 @@ class ServerEngine:
 
     async def _answered(self, member: Member, jobs: Sequence[Job], weights: Weights) -> None:
         async for place, answer in self._pool.dialect.generate(member.line, [job.ask for job in jobs], weights):
-            job = jobs[place]
+            job, member.heard = jobs[place], time.monotonic()
             if isinstance(answer, ValueError):
                 job.settle(answer)
             else:

@@ -10,7 +10,8 @@ from __future__ import annotations
 import asyncio
 import time
 import warnings
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
@@ -38,8 +39,9 @@ CONNECT_SECONDS = 10.0
 @dataclass(eq=False)
 class Member:
     """One server. places: one for each request that it has at a time. weights: what it holds, None while that is not known.
-    received: the name of those that were sent to it past the folder, empty for none. load: requests that were dealt to it. open: it
-    can be asked. gone: set when the connection of now is given up, with the reason.
+    received: the name of those that were sent to it past the folder, empty for none. load: requests that were dealt to it. asked:
+    calls that wait for it, heard: when it last answered one, or got the first of them. open: it can be asked. gone: set when the
+    connection of now is given up, with the reason.
     """
 
     index: int
@@ -50,6 +52,8 @@ class Member:
     weights: Weights | None = None
     received: str = ""
     load: int = 0
+    asked: int = 0
+    heard: float = 0.0
     open: bool = False
     lost: int = 0
     gone: asyncio.Future[str] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
@@ -60,6 +64,22 @@ class Member:
         """The connection of a server that was reached."""
         assert self.http is not None, f"{self.name} was used before it was reached"
         return self.http
+
+    @contextmanager
+    def waited_for(self) -> Iterator[None]:
+        """Inside, a call waits for its answers."""
+        if self.asked == 0:
+            self.heard = time.monotonic()
+        self.asked += 1
+        try:
+            yield
+        finally:
+            self.asked -= 1
+
+    @property
+    def silent(self) -> float:
+        """Seconds in which it has answered nothing of what it was asked."""
+        return time.monotonic() - self.heard if self.asked else 0.0
 
 
 @dataclass(frozen=True)
@@ -244,8 +264,12 @@ class Pool:
 
     async def _look_after(self, member: Member) -> None:
         """Return when the server is lost: somebody said so, or it does not answer any more."""
-        failed = 0
+        failed, patience = 0, self._config.answer_timeout
         while failed < FAILED_LOOKS:
+            if member.silent > patience:
+                what = f"it has answered nothing for {patience:g} s (rollout.server.answer_timeout)"
+                self.lose(member, member.gone, f"{what}, though it says that it is well")
+                return
             done, _ = await asyncio.wait([member.gone], timeout=self._config.health_seconds)
             if done:
                 return

@@ -30,10 +30,11 @@ from partita.engine.api import Completion, Request
 from partita.engine.config import compute_dtype
 from partita.engine.local import LocalEngine
 from partita.engine.servers.wire import WireError, answers_body, read_round
+from partita.engine.web import MissingServerError, require_server
 from partita.models.load import LoadedModel, ModelLoadError, load_causal_lm
 from partita.models.packed import weights
 from partita.models.selfcheck import ModelRefused, decoding_copy
-from partita.ops.memory import keep_freed_memory
+from partita.ops.memory import forget_products, keep_freed_memory
 
 if TYPE_CHECKING:
     from starlette.applications import Starlette
@@ -41,11 +42,9 @@ if TYPE_CHECKING:
     from starlette.types import ASGIApp, Receive, Scope, Send
 
 LOOPBACK = "127.0.0.1"
+NEEDED = ("serving the built-in engine", "serve")
+"""For `require_server`: what it is for, and what brings it."""
 LAST_ANSWERS_SECONDS = 1
-
-
-class MissingServerError(ImportError):
-    """The engine is to be served, and the packages of the server are not installed."""
 
 
 class WeightsError(ValueError):
@@ -272,22 +271,11 @@ def app_of(served: Served, about: Mapping[str, Any], crashed: Callable[[], None]
     return applications.Starlette(routes=routes)
 
 
-def require_server() -> None:
-    """Raise MissingServerError unless the server can be started."""
-    try:
-        for name in ("starlette", "uvicorn"):
-            importlib.import_module(name)
-    except ImportError as error:
-        raise MissingServerError(
-            f"serving the built-in engine needs starlette and uvicorn, which {sys.executable} cannot import ({error}). "
-            "Install them there: pip install 'partita[serve]'"
-        ) from error
-
-
 def open_served(asked: argparse.Namespace) -> tuple[Served, dict[str, Any], tuple[str, ...]]:
     """The engine over weights of its own, what it says of itself, and what to tell the user. Raises ModelLoadError."""
     device = torch.device(asked.device or ("cuda" if torch.cuda.is_available() else "cpu"))
     if device.type == "cpu":
+        forget_products()
         keep_freed_memory()
     loaded: LoadedModel = load_causal_lm(
         asked.model, dtype=torch.float32, trust_remote_code=asked.trust_remote_code, device=device
@@ -324,7 +312,7 @@ def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
 
 def serve(asked: argparse.Namespace) -> int:
     """Serve until a signal ends it, or until the engine fails: then the reason is printed and 1 returned."""
-    require_server()
+    require_server(*NEEDED)
     uvicorn = importlib.import_module("uvicorn")
     with socket.socket() as listening:
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -17,6 +17,7 @@ import threading
 from collections.abc import Awaitable, Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
+from partita.engine.web import require_server
 from partita.rollout.served.answers import (
     CREATED,
     MODEL,
@@ -36,24 +37,10 @@ if TYPE_CHECKING:
 
 LOOPBACK = "127.0.0.1"
 CLOSE_SECONDS = 10.0
+NEEDED = ("the served base_url", "agents")
+"""For `require_server`: what it is for, and what brings it."""
 NO_RETRY = {"x-should-retry": "false"}
 """OpenAI's clients try again after some statuses; none of ours goes away by that."""
-
-
-class MissingServerError(ImportError):
-    """An agent is to be served, and the packages of the server are not installed."""
-
-
-def require_server() -> None:
-    """Raise MissingServerError unless the server can be started."""
-    try:
-        for name in ("starlette", "uvicorn"):
-            importlib.import_module(name)
-    except ImportError as error:
-        raise MissingServerError(
-            f"the served base_url needs starlette and uvicorn, which cannot be imported ({error}). Install them: "
-            "pip install 'partita[agents]'"
-        ) from error
 
 
 class Server:
@@ -89,7 +76,7 @@ class Server:
                 thread.join(CLOSE_SECONDS)
 
     def _start(self) -> None:
-        require_server()
+        require_server(*NEEDED)
         uvicorn = importlib.import_module("uvicorn")
         listening = socket.socket()
         listening.bind((LOOPBACK, 0))

@@ -14,12 +14,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
+from partita.engine.web import MissingServerError, require_server
 from partita.records import Prompt, Sample, StopReason
 from partita.rollout.episodes import RolloutError
 from partita.rollout.served.answers import MODEL
 from partita.rollout.served.processes import AgentFailed, Processes, Returned
 from partita.rollout.served.requests import OnOverride
-from partita.rollout.served.server import MissingServerError, Server, require_server
+from partita.rollout.served.server import NEEDED, Server
 from partita.rollout.served.session import Session
 from partita.rollout.served.shown import Showings
 from partita.rollout.transcript import Transcript
@@ -89,7 +90,7 @@ class Agent:
             if getattr(self, name) not in choices:
                 raise AgentError(f"{name}={getattr(self, name)!r}; expected one of {', '.join(choices)}")
         try:
-            require_server()
+            require_server(*NEEDED)
         except MissingServerError as error:
             raise AgentError(str(error)) from error
 

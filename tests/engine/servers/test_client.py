@@ -11,6 +11,7 @@ from vllm_wire import open_engine, request, some_weights
 from partita.engine.config import ServerConfig
 from partita.engine.servers import pool
 from partita.engine.servers.api import EngineError
+from partita.engine.servers.vllm import GENERATE
 
 
 @pytest.fixture
@@ -68,6 +69,29 @@ def test_a_server_that_came_back_and_hangs_over_its_weights_ends_the_run(opened,
         server.lacks |= lacks
         with pytest.raises(EngineError, match=said):
             future.result(20)
+
+
+def test_a_server_that_is_well_and_answers_nothing_is_lost_and_its_requests_are_asked_again(opened, server):
+    engine = opened(health_seconds=0.05, answer_timeout=0.5)
+    server.hangs.add(GENERATE)
+    with pytest.warns(UserWarning, match="it has answered nothing for 0.5 s .rollout.server.answer_timeout., though"):
+        [future] = engine.submit([request(3)])
+        until(lambda: engine.stats().lost)
+    server.hangs.clear()
+    assert future.result(10).ids == (3, 4, 5)
+    assert engine.stats().reissued >= 1
+
+
+def test_a_server_that_answers_one_request_after_another_is_not_lost(opened, server):
+    engine = opened(health_seconds=0.05, answer_timeout=0.5)
+    time.sleep(0.7)  # asked nothing
+    server.queue = True
+    server.resumed.clear()
+    first = engine.submit([request(3)])[0]
+    time.sleep(0.3)
+    server.resumed.set()
+    assert first.result(5).ids == (3, 4, 5)
+    assert engine.stats().lost == 0
 
 
 def test_a_server_that_fails_for_good_while_weights_are_written_is_not_waited_for(opened, server):
