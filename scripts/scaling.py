@@ -52,14 +52,16 @@ WORDS = {
         "learn": "s learning", "wire": "s sending", "share": "share of ideal", "samples": "samples a step",
         "budget": "token budget", "seconds": "s sampling", "times": "times faster", "what": "what", "ours": "Partita",
         "peer": "compared with", "number": "its number", "ratio": "ratio", "pairs": "pairs", "date": "measured",
-        "none": "No results yet; `{}` writes them.",
+        "run": "run", "planned": "GiB planned", "most": "at most", "found": "measured", "planned_step": "s/step planned",
+        "day": "on", "none": "No results yet; `{}` writes them.",
     },
     "zh": {
         "learners": "学习进程", "servers": "服务器", "gib": "每个 rank 的 GiB", "sent": "每步每个进程发送的 GB",
         "learn": "学习，秒", "wire": "发送，秒", "share": "占理想值的比例", "samples": "每步样本数",
         "budget": "token 预算", "seconds": "采样，秒", "times": "加速倍数", "what": "内容", "ours": "Partita",
-        "peer": "对照", "number": "对照的数值", "ratio": "比值", "pairs": "对数", "date": "测量日期",
-        "none": "还没有结果；由 `{}` 写入。",
+        "peer": "对照", "number": "对照的数值", "ratio": "比值", "pairs": "配对数", "date": "测量日期",
+        "run": "运行", "planned": "计划，GiB", "most": "最多", "found": "实测", "planned_step": "计划，秒每步",
+        "day": "日期", "none": "还没有结果；由 `{}` 写入。",
     },
 }  # fmt: skip
 Words = Mapping[str, str]
@@ -134,7 +136,7 @@ def learning(case: Case, ranks: int, budget: int | None = None) -> Learning:
         config = replace(config, actor=replace(config.actor, mb_spec=MicroBatchConfig(budget)))
     batch = batch_of(config, case.lengths, ranks=ranks)
     work = Work(batch, case.lengths, config.rollout.max_concurrent_rollouts, made, None, 0, 0, False, False)
-    alone = seconds_of(speed_from_flop(case.machine, made, work, WIDTH), work)
+    alone = seconds_of(speed_from_flop(case.machine, made, work, (WIDTH, WIDTH)), work)
     cluster = Cluster(learners=ranks, link=case.link, width=WIDTH)
     found = scaled(alone, made, batch, cluster, WIDTH)
     ideal = alone.learn / ranks / (found.learn + found.communicate)
@@ -233,6 +235,22 @@ def measured(file: str, command: str, words: Words) -> str:
     return Table(("{what}", "{ours}", "{peer}", "{number}", "{ratio}", "{pairs}", "{date}"), rows).markdown(words)
 
 
+def planned(words: Words) -> str:
+    """Plans beside what was measured, a row for each run; or how to make them."""
+    path = RESULTS / "plan.jsonl"
+    if not path.exists():
+        return words["none"].format("python benchmarks/plan.py")
+    lines = {one["name"]: one for one in map(json.loads, path.read_text(encoding="utf-8").splitlines())}
+    rows = list[Sequence[object]]()
+    for name, memory in lines.items():
+        if (run := name.removeprefix("plan memory ")) != name and (step := lines.get(f"plan step {run}")):
+            numbers = [f"{memory['ours']:.2f}", memory["note"].removeprefix("at most "), f"{memory['peer_value']:.2f}"]
+            times = [f"{step['ours']:.1f}", f"{step['peer_value']:.1f}", f"{step['ratio']:.2f}", step["date"]]
+            rows.append((run, *numbers, f"{memory['ratio']:.2f}", *times))
+    head = ("{run}", "{planned}", "{most}", "{found}", "{ratio}", "{planned_step}", "{found}", "{ratio}", "{day}")
+    return Table(head, rows).markdown(words)
+
+
 def generated() -> dict[Path, str]:
     """Each page's path and text."""
     docs, found = pages.ROOT / "docs", cases()
@@ -245,7 +263,7 @@ def generated() -> dict[Path, str]:
         words = WORDS[code]
         shown = {name: table.markdown(words) for name, table in tables.items()} | {
             "measured_servers": measured("servers.jsonl", "python benchmarks/servers.py", words),
-            "measured_plan": measured("plan.jsonl", "python benchmarks/plan.py", words),
+            "measured_plan": planned(words),
         }
         text = (docs / "src" / f"scaling.{code}.md").read_text(encoding="utf-8")
         for name, table in shown.items():

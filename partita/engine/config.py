@@ -127,10 +127,11 @@ class ServerConfig:
     health_seconds: float = key(
         5.0, "seconds between two looks at whether a server still answers; three that fail in a row make it lost", gt=0
     )
-    answer_timeout: float = key(
-        1800.0,
+    answer_timeout: float | None = key(
+        None,
         "seconds in which a server that was asked something must answer one of its requests, whatever it says of its health, or it "
-        "is lost",
+        "is lost: more than the longest response takes, and of the built-in engine in synchronous runs the longest round; null "
+        "waits",
         gt=0,
     )
     weights: Literal["auto", "folder", "transfer"] = key(

@@ -181,7 +181,9 @@ def _attended(sizes: Sizes, rows: int, length: int, device: torch.device, dtype:
 
 
 @dataclass(frozen=True)
-class _Learned:
+class Learned:
+    """Seconds of a pass as one micro-batch, and of an optimizer step."""
+
     reading: Reading
     learn: float
     forward: float
@@ -191,7 +193,7 @@ class _Learned:
 
 def _learn(
     config: RunConfig, loaded: LoadedModel, batch: Batch, lengths: Lengths, sizes: Sizes, prompts: Sequence[Prompt]
-) -> _Learned:
+) -> Learned:
     """Steps of the learner on made-up responses: a small one, which says how many tokens there is time for, and one of as many; a
     straight line through both. Each is taken twice, for its arrays are new to the process. Weights move, and are thrown away.
     """
@@ -214,17 +216,16 @@ def _learn(
     made = _made(learner, config, lengths, prompts, int(max(LEAST_TOKENS, min(target, SECONDS * LEARNING / rate))))
     _step(learner, made)
     large = _step(learner, made)
-    fixed = _fixed(sizes, small, large)
+    fixed = fixed_seconds(sizes, small, large)
     return replace(large, learn=large.learn - fixed, fixed=fixed)
 
 
-def _fixed(sizes: Sizes, small: _Learned, large: _Learned) -> float:
+def fixed_seconds(sizes: Sizes, small: Learned, large: Learned) -> float:
     """Seconds of a micro-batch of no tokens; 0 where the two are too close to tell."""
     x0, x1 = (learn_flop(sizes, one.reading) for one in (small, large))
-    if x1 < APART * x0:
+    if x1 < APART * x0 or large.learn <= small.learn:
         return 0.0
-    slope = (large.learn - small.learn) / (x1 - x0)
-    return min(max(0.0, small.learn - slope * x0), small.learn)
+    return max(0.0, small.learn - x0 * (large.learn - small.learn) / (x1 - x0))
 
 
 def _made(
@@ -238,7 +239,7 @@ def _made(
     return algorithm, rollout.with_batch(algorithm.credit(rollout.batch))
 
 
-def _step(learner: Learner, made: tuple[Algorithm, RolloutBatch]) -> _Learned:
+def _step(learner: Learner, made: tuple[Algorithm, RolloutBatch]) -> Learned:
     """As one micro-batch; and once more without gradient."""
     algorithm, rollout = made
     packed = pack(rollout.rows, rollout.group_of_sample)
@@ -252,7 +253,7 @@ def _step(learner: Learner, made: tuple[Algorithm, RolloutBatch]) -> _Learned:
     forward = time.perf_counter() - began
     row = statistics.mean(len(row.ids) for rows in rollout.rows for row in rows)
     reading = Reading(len(packed.ids_N), len(packed.source_T), row)
-    return _Learned(reading, times["time/forward_backward"], forward, times["time/optimizer"])
+    return Learned(reading, times["time/forward_backward"], forward, times["time/optimizer"])
 
 
 def _groups(

@@ -156,7 +156,7 @@ def _expected(stage: Stage, stop: float, models: Models) -> Stage:
 
 
 def _usual(stage: Stage) -> Stage:
-    """The stage as if no response were longer than expected."""
+    """With passes over prompts and responses of the expected lengths; slots of the engine are as long as they may become."""
     return replace(stage, widest=stage.batch)
 
 
@@ -193,8 +193,8 @@ def _speed(
         return found.speed, []
     notes = ["not calibrated: in one process the run does not fit on this machine"] if request.calibrate else []
     dtype = compute_dtype(config.actor.dtype, place.device)
-    machine, width = machine_here(place.device, dtype), compute_dtype(config.rollout.dtype, place.device).itemsize
-    return speed_from_flop(machine, models.policy, _work(stage, models), width), notes
+    widths = (compute_dtype(config.rollout.dtype, place.device).itemsize, dtype.itemsize)
+    return speed_from_flop(machine_here(place.device, dtype), models.policy, _work(stage, models), widths), notes
 
 
 def _work(stage: Stage, models: Models) -> Work:

@@ -49,8 +49,8 @@ def learn_flop(sizes: Sizes, one: Reading, *, checkpointing: bool = False) -> fl
 class Speed:
     """Rates of one process. A decode step of r rows takes `step + row r` seconds, and `seen` more for each row and each token that
     it sees beyond `context`; a token of a prompt `prefill`. learned: what took `learn` seconds forward and backward, and `forward`
-    seconds without gradient, beside the `fixed` seconds of a micro-batch whatever its tokens: weights are rounded, gradients added
-    up. optimizer, publish: seconds of one. stop: the chance that a token ends its response, None if unknown. source: where the
+    seconds without gradient, beside the `fixed` seconds of a micro-batch whatever its tokens, in which weights are rounded.
+    optimizer, publish: seconds of one. stop: the chance that a token ends its response, None if unknown. source: where the
     numbers come from.
     """
 
@@ -170,9 +170,9 @@ def seconds_of(speed: Speed, work: Work) -> Seconds:
         score += work.critic_readings * read_seconds(speed, work.critic, work.policy, states)
         both = (work.critic_checkpointing, work.checkpointing)
         each = learn_seconds(speed, work.critic, work.policy, states, checkpointing=both)
-        share = work.critic.trained / work.policy.trained
-        each += batch.critic.micro_batches * share * speed.fixed
-        critic = batch.critic.epochs * each + batch.critic.optimizer_steps * share * speed.optimizer
+        each += batch.critic.micro_batches * speed.fixed * work.critic.parameters / work.policy.parameters
+        moved = speed.optimizer * work.critic.trained / work.policy.trained
+        critic = batch.critic.epochs * each + batch.critic.optimizer_steps * moved
     sample = sample_seconds(speed, batch, work.lengths, work.slots)
     known = sample + score + critic + learn + speed.publish
     return Seconds(sample, score, critic, learn, speed.publish, REST / (1 - REST) * known)
@@ -190,8 +190,11 @@ TRAINING, DECODING = 0.6, 0.5
 """Shares of a machine's products that training and decoding reach; docs/performance.md measured 65 to 74 % and 48 to 70 %."""
 
 
-def speed_from_flop(machine: Machine, sizes: Sizes, work: Work, width: int) -> Speed:
-    """Without a model: products at a share of the machine's rate; a decode step reads all weights, a row its keys and values."""
+def speed_from_flop(machine: Machine, sizes: Sizes, work: Work, widths: tuple[int, int]) -> Speed:
+    """Without a model: products at a share of the machine's rate; a decode step reads all weights, a row its keys and values.
+    widths: bytes of a number in the engine's products, and in the learner's.
+    """
+    width, learned = widths
     weights = width * (sizes.active + sizes.table)
     key_bytes = 2 * width * sizes.keys * sizes.width * sizes.layers
     one = Reading(work.batch.actor.largest, work.batch.actor.trained, work.lengths.row)
@@ -201,7 +204,7 @@ def speed_from_flop(machine: Machine, sizes: Sizes, work: Work, width: int) -> S
         seen=key_bytes / machine.bytes, context=work.lengths.row,
         prefill=2 * sizes.active / (TRAINING * machine.flop), learned=one,
         learn=learn_flop(sizes, one, checkpointing=work.checkpointing) / (TRAINING * machine.flop),
-        fixed=((4 + width) * sizes.parameters + 3 * 4 * sizes.trained) / machine.bytes,
+        fixed=(4 + learned) * sizes.parameters / machine.bytes if learned < 4 else 0.0,
         forward=forward_flop(sizes, one) / (TRAINING * machine.flop),
         # weights, gradients and two moments are read, and all but the gradients written
         optimizer=7 * 4 * sizes.trained / machine.bytes, publish=(4 + width) * sizes.parameters / machine.bytes, stop=None,

@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 
 from partita.plan.batch import Lengths, batch_of
+from partita.plan.calibrate import Learned, fixed_seconds
 from partita.plan.scaling import Cluster, publish_bytes, rank_bytes, ring_bytes, scaled, step_bytes
 from partita.plan.sizes import Sizes
 from partita.plan.speed import (
@@ -104,12 +105,39 @@ def test_every_micro_batch_takes_its_fixed_time():
 
 def test_without_a_model_the_machine_says_how_long():
     step, lengths = batch(response=4), Lengths(10, 10, 4, 4)
-    speed = speed_from_flop(Machine(1e6, 1e5), SIZES, work(step, lengths), 2)
+    speed = speed_from_flop(Machine(1e6, 1e5), SIZES, work(step, lengths), (2, 2))
     assert speed.step == pytest.approx(2 * 920 / 1e5)
     assert speed.learn == pytest.approx(learn_flop(SIZES, speed.learned) / 0.6e6)
     assert speed.optimizer == pytest.approx(28 * 1000 / 1e5)
-    assert speed.fixed == pytest.approx((6 * 1000 + 12 * 1000) / 1e5)
+    assert speed.fixed == pytest.approx(6 * 1000 / 1e5)
+    wide = speed_from_flop(Machine(1e6, 1e5), SIZES, work(step, lengths), (2, 4))
+    assert wide.fixed == 0  # nothing is rounded
+    assert wide.step == speed.step
     assert speed.stop is None
+
+
+def test_a_whole_critic_beside_adapters_takes_the_fixed_time_of_its_own_weights():
+    lengths = Lengths(10, 10, 4, 4)
+    step = batch_of(
+        load_run_config([QUICKSTART], ["train_dataset.batch_size=2", "gconfig.n_samples=2"]).value, lengths, critic=True
+    )
+    some = replace(work(step, lengths), policy=replace(SIZES, adapters=20), critic=SIZES)
+    apart = seconds_of(replace(SPEED, fixed=1.5), some).critic - seconds_of(SPEED, some).critic
+    assert apart == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize(
+    "small, large, fixed",
+    [
+        pytest.param((10, 2.5), (20, 4.5), 0.5, id="0.5 + 0.2 a token"),
+        pytest.param((10, 1.0), (20, 0.9), 0.0, id="noise: the larger one was quicker"),
+        pytest.param((10, 1.0), (20, 2.5), 0.0, id="noise: a line that begins below 0"),
+        pytest.param((10, 2.5), (12, 2.9), 0.0, id="too close to tell"),
+    ],
+)
+def test_a_line_through_two_passes(small, large, fixed):
+    one, other = (Learned(Reading(tokens, 0, 0), seconds, 0, 0) for tokens, seconds in (small, large))
+    assert fixed_seconds(SIZES, one, other) == pytest.approx(fixed)
 
 
 def test_what_ranks_send_by_hand():

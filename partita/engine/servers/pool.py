@@ -266,16 +266,16 @@ class Pool:
         """Return when the server is lost: somebody said so, or it does not answer any more."""
         failed, patience = 0, self._config.answer_timeout
         while failed < FAILED_LOOKS:
-            if member.silent > patience:
-                what = f"it has answered nothing for {patience:g} s (rollout.server.answer_timeout)"
-                self.lose(member, member.gone, f"{what}, though it says that it is well")
-                return
             done, _ = await asyncio.wait([member.gone], timeout=self._config.health_seconds)
             if done:
                 return
             try:
                 answer = await member.line.get(HEALTH, timeout=max(CONNECT_SECONDS, self._config.health_seconds))
                 failed = 0 if answer.status_code == httpx2.codes.OK else failed + 1
+                if failed == 0 and patience is not None and member.silent > patience:
+                    what = f"it has answered nothing for {patience:g} s (rollout.server.answer_timeout)"
+                    self.lose(member, member.gone, f"{what}, though it says that it is well")
+                    return
             except httpx2.HTTPError:
                 failed += 1
         self.lose(member, member.gone, f"it did not answer {HEALTH} {FAILED_LOOKS} times in a row")

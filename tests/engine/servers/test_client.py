@@ -82,15 +82,22 @@ def test_a_server_that_is_well_and_answers_nothing_is_lost_and_its_requests_are_
     assert engine.stats().reissued >= 1
 
 
+@pytest.mark.slow
 def test_a_server_that_answers_one_request_after_another_is_not_lost(opened, server):
-    engine = opened(health_seconds=0.05, answer_timeout=0.5)
-    time.sleep(0.7)  # asked nothing
+    engine = opened(health_seconds=0.05, answer_timeout=2)
+    time.sleep(2.2)  # asked nothing
     server.queue = True
     server.resumed.clear()
-    first = engine.submit([request(3)])[0]
-    time.sleep(0.3)
+    [first] = engine.submit([request(3, 0)])
+    assert server.waiting.wait(5)
+    server.hangs.add(GENERATE)
+    [second] = engine.submit([request(3, 1)])
+    time.sleep(1.2)
     server.resumed.set()
     assert first.result(5).ids == (3, 4, 5)
+    time.sleep(1.2)  # more than the time-out since the first was asked, less since it was answered
+    server.hangs.clear()
+    assert second.result(5).ids == (3, 4, 5)
     assert engine.stats().lost == 0
 
 
