@@ -7,6 +7,7 @@ Left out: which samples turn out to teach nothing. All are counted; a run leaves
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -131,11 +132,16 @@ class Groups:
     prompt: int
     response: int
 
+    def read(self, owners: Sequence[int]) -> int:
+        """Model-input tokens of samples of these groups: each group's prompt once, and a row without its last token, from which
+        nothing is predicted.
+        """
+        return len(set(owners)) * self.prompt + len(owners) * (max(1, self.response) - 1)
+
     def tokens(self) -> Tokens:
-        """What a step has of them. A row ends before its last token, from which nothing is predicted."""
+        """What a step has of them."""
         response, number = max(1, self.response), self.prompts * self.samples
-        own = 0 if self.samples == 0 else response - 1
-        read = self.prompts * self.prompt + number * own
+        read = self.prompts * self.prompt + number * (response - 1)
         return Tokens(self.prompts * self.prompt, number * response, read, number * response)
 
 
@@ -151,10 +157,9 @@ def passes(groups: Groups, asked: Asked, ranks: int = 1) -> Passes:
         given = [rows.of(sample) for sample in chosen]
         cut = micro_batches(given, owners, max(1, asked.budget // coarse), ranks=ranks)
         total, each = total + sum(map(bool, cut)), max(each, math.ceil(len(cut) / ranks))
-        own = len(set(owners)) * groups.prompt + len(chosen) * (max(1, groups.response) - 1)
-        fullest = max(fullest, min(asked.budget, math.ceil(own / ranks)))
+        fullest = max(fullest, min(asked.budget, math.ceil(groups.read(owners) / ranks)))
         for micro in cut:
-            size = len({owners[place] for place in micro}) * groups.prompt + len(micro) * (max(1, groups.response) - 1)
+            size = groups.read([owners[place] for place in micro])
             if size > largest:
                 largest, trained = size, len(micro) * max(1, groups.response)
     return Passes(asked.epochs, len(dealt), total, each, largest, trained, max(largest, fullest))
