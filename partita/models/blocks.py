@@ -1,17 +1,16 @@
 """Attention of rows that share prefixes, forward and backward, one cache-sized step at a time.
 
-A block holds one unit per prefix, and as many rows side by side in each: one long prefix and some of its rows, or many
-short prefixes and all of theirs. A prefix's keys meet the queries of all its rows in one product per key head and are
-never copied per row; each row's own keys meet that row's queries; one softmax runs over both. Queries, keys and values
-are kept for the backward pass, and the weights only where they are fewer numbers than these: else it computes them
-again, so memory grows with tokens and time with tokens times what they see. Nothing is computed across rows or behind a
-window. Scores are rounded to the precision of the queries before a softmax that computes in float32 at least, as in
-Hugging Face's eager attention.
+A block holds one unit per prefix, and as many rows side by side in each: rows of similar length, of one prefix or of
+several. A step lays what each of its rows sees side by side, the prefix and then the row's own keys, so that one product
+makes all its scores and every array is whole; a copy of a prefix lives for one step. Queries, keys and values are kept for
+the backward pass, and the weights only where they are fewer numbers than these: else it computes them again, so memory
+grows with tokens and time with tokens times what they see. Nothing is computed across rows or behind a window. Scores are
+rounded to the precision of the queries before a softmax that computes in float32 at least, as in Hugging Face's eager
+attention.
 
 Shapes: N model-input tokens, U units of a block, R rows of a unit, Q tokens of its longest row, S = U R Q slots (of one
-block, or of all), C queries of one step, L keys that a step sees: some of the prefix, then some own ones, then one
-column for a sink and padding; H query heads, K key/value heads, G = H / K, D width of keys or values, B = K U or K U R
-(a prefix is one for all rows of its unit).
+block, or of all), C queries of one step, L keys that a row sees in a step: some of the prefix, then some own ones, then one
+column for a sink and padding; H query heads, K key/value heads, G = H / K, D width of keys or values, B = K U R.
 Left out: dropout, and any mask beside causal order and window.
 """
 
@@ -29,13 +28,16 @@ from partita.models.attention import Rule
 
 # Query-key pairs of one step, and about how many query heads go through it together: a million scores, so that what
 # one product writes is still in cache when the next one reads it.
-PAIRS = 1 << 17
+PAIRS = 1 << 18
 HEADS = 12
 # Queries of one step: more of them waste products above the diagonal, fewer leave the matrices too thin.
 MOST_QUERIES, LEAST_QUERIES = 128, 16
 
 # Scores lie in rows of whole vectors: the softmax of an odd row in bfloat16 takes twice as long.
 LANES = 32
+
+# Rows of scores that are shorter get a mask for every query head, so that both are read in one go.
+SHORT = 256
 
 
 @dataclass(frozen=True)
@@ -120,7 +122,7 @@ class Step:
     first: int
     end: int
     window: int | None
-    masks: dict[torch.dtype, Tensor] = field(default_factory=dict[torch.dtype, Tensor])
+    masks: dict[tuple[Any, ...], Tensor] = field(default_factory=dict[tuple[Any, ...], Tensor])
 
     def __post_init__(self) -> None:
         before = self.block.before
@@ -134,53 +136,79 @@ class Step:
         """Whether the block has no other step."""
         return self.end - self.first == self.block.width
 
-    def sides(self, heads: int) -> list[tuple[int, slice]]:
-        """B of the products that share no keys, and the columns of the scores that each of them fills."""
-        own = (heads * self.block.rows, slice(self.prefix, self.keys))
-        return [(heads * self.block.units, slice(0, self.prefix)), own] if self.prefix else [own]
-
     def queries(self, of_blocks: Sequence[Tensor], groups: int) -> Tensor:
         """[K, U R, Q, G D] of every block -> [K U R, C G, D] of this step, a view."""
         x_KRQD = of_blocks[self.at]
         x_BMD = x_KRQD.view(x_KRQD.shape[0] * self.block.rows, self.block.width * groups, -1)
         return x_BMD[:, self.first * groups : self.end * groups]
 
-    def visible(self, of_blocks: Sequence[Tensor]) -> list[Tensor]:
-        """[B, keys, D] of each side, views into the [K, U R, Q, D] of the blocks that hold them."""
+    def seen(self, of_blocks: Sequence[Tensor], columns: int) -> Tensor:
+        """[K, U R, Q, D] of every block -> [K U R, L, D]: what each row sees, with zeros after it; a view where it can be one."""
+        own, prefix = self._parts(of_blocks)
+        if prefix is None and self.keys == columns:
+            return own
+        x_BLD = own.new_empty(own.shape[0], columns, own.shape[2])
+        if prefix is not None:
+            self._by_unit(x_BLD, prefix)[:, :, : self.prefix] = prefix[:, None]
+        x_BLD[:, self.prefix : self.keys] = own
+        x_BLD[:, self.keys :] = 0
+        return x_BLD
+
+    def give(self, d_BLD: Tensor, of_blocks: Sequence[Tensor], often: Set[int]) -> None:
+        """Hand the gradient of what `seen` laid out back to where it came from: added in the blocks that several steps see."""
+        own, prefix = self._parts(of_blocks)
+        d_own = d_BLD[:, self.prefix : self.keys]
+        own.add_(d_own) if self.at in often else own.copy_(d_own)
+        if prefix is not None:
+            d_prefix = self._by_unit(d_BLD, prefix)[:, :, : self.prefix]
+            prefix.add_(d_prefix[:, 0] if d_prefix.shape[1] == 1 else d_prefix.sum(1, dtype=prefix.dtype))
+
+    def _parts(self, of_blocks: Sequence[Tensor]) -> tuple[Tensor, Tensor | None]:
+        """What is seen of the rows [K U R, own, D] and of their prefixes [K U, prefix, D], views."""
         own = of_blocks[self.at].flatten(0, 1)[:, self.own_first : self.end]
         if not self.prefix or self.block.shared is None:
-            return [own]
-        return [of_blocks[self.block.shared].flatten(0, 1)[:, self.prefix_first :], own]
+            return own, None
+        return own, of_blocks[self.block.shared].flatten(0, 1)[:, self.prefix_first :]
+
+    @staticmethod
+    def _by_unit(x_BLD: Tensor, prefix: Tensor) -> Tensor:
+        """[K U, R, L, D]."""
+        return x_BLD.view(prefix.shape[0], -1, *x_BLD.shape[1:])
 
     def scores(self, heads: int, groups: int, sinks: bool) -> torch.Size:
         """[K U R, C G, L] for so many key heads, L rounded up to whole vectors."""
         width = self.keys + sinks
         return torch.Size([heads * self.block.rows, (self.end - self.first) * groups, -(-width // LANES) * LANES])
 
-    def alone(self, often: Set[int]) -> list[bool]:
-        """Whether no other step sees what this one sees of each side, given the blocks that several see."""
-        own = self.at not in often
-        return [False, own] if self.prefix else [own]
-
-    def mask(self, like: Tensor) -> Tensor:
-        """[U or 1, 1, C, 1, the last so many of L]: 0, or minus infinity where a key comes later, lies behind the window
-        or is padding before what a unit holds.
+    def mask(self, like: Tensor, groups: int) -> Tensor:
+        """[U or 1, 1, C, G or 1, the last so many of L]: 0, or minus infinity where a key comes later, lies behind the window,
+        or is padding before what a unit holds or after all keys.
         """
-        if like.dtype not in self.masks:
-            before, padded = self.block.before, any(self.block.lead)
-            query = before + torch.arange(self.first, self.end, device=like.device)[:, None]
-            key = before + torch.arange(self.own_first, self.end, device=like.device)
-            if padded or self.window is not None:
-                key = torch.cat([torch.arange(self.prefix_first, before, device=like.device), key])
-            hidden = (query < key)[None]
-            if self.window is not None:
-                hidden = hidden | (query - key >= self.window)
-            if padded:  # padding sees itself, so that no softmax is over nothing
-                lead = torch.tensor(self.block.lead, device=like.device)[:, None, None]
-                hidden = hidden | ((key < lead) & (query >= lead))
-            mask = torch.zeros(hidden.shape, dtype=like.dtype, device=like.device)
-            self.masks[like.dtype] = mask.masked_fill_(hidden, -torch.inf)[:, None, :, None]
-        return self.masks[like.dtype]
+        known = like.dtype, groups, like.shape[-1]
+        if known not in self.masks:
+            self.masks[known] = self._mask(like, groups if like.shape[-1] < SHORT else 1)
+        return self.masks[known]
+
+    def _mask(self, like: Tensor, groups: int) -> Tensor:
+        before, padded, device = self.block.before, any(self.block.lead), like.device
+        query = before + torch.arange(self.first, self.end, device=device)[:, None]
+        # without padding before a unit and without a window every query sees all keys before the first query's own
+        seen = 0 if padded or self.window is not None else self.prefix + self.first - self.own_first
+        key = torch.cat(
+            [
+                torch.arange(self.prefix_first, before, device=device),
+                before + torch.arange(self.own_first, self.end, device=device),
+                torch.full((like.shape[-1] - self.keys,), before + self.end, device=device),  # later than any query
+            ]
+        )[seen:]
+        hidden = (query < key)[None]
+        if self.window is not None:
+            hidden = hidden | (query - key >= self.window)
+        if padded:  # padding sees itself, so that no softmax is over nothing
+            lead = torch.tensor(self.block.lead, device=device)[:, None, None]
+            hidden = hidden | ((key < lead) & (query >= lead))
+        mask = torch.zeros(hidden.shape, dtype=like.dtype, device=device).masked_fill_(hidden, -torch.inf)
+        return mask[:, None, :, None].expand(-1, -1, -1, groups, -1).contiguous()
 
 
 def plan(blocks: Sequence[Block], window: int | None) -> list[Step]:
@@ -193,18 +221,21 @@ def _bound(block: Block, window: int | None) -> int | None:
     return None if window is None or window >= block.before + block.width else window
 
 
-def _cuts(block: Block) -> Iterator[tuple[int, int]]:
-    """First and end of each step's queries. Several rows are a block only if they are no more than one step."""
-    if block.rows > 1:
-        yield 0, block.width
-        return
-    first = 0
-    while first < block.width:
-        seen = block.before + first
-        most = int((seen**2 + 4 * PAIRS) ** 0.5 - seen) // 2  # C (seen + C) <= PAIRS
+def _cuts(block: Block) -> list[tuple[int, int]]:
+    """First and end of each step's queries. Several rows of a prefix are a block only if they are no more than one step."""
+    return [(0, block.width)] if block.rows > block.units else cuts(block.rows, block.width, block.before)
+
+
+def cuts(rows: int, width: int, before: int) -> list[tuple[int, int]]:
+    """First and end of the queries of steps of about `PAIRS` pairs: every row `width` tokens long and after `before` others."""
+    found, first = list[tuple[int, int]](), 0
+    while first < width:
+        seen = before + first
+        most = int((seen**2 + 4 * PAIRS / rows) ** 0.5 - seen) // 2  # rows C (seen + C) <= PAIRS
         count = min(MOST_QUERIES, max(LEAST_QUERIES, most // LEAST_QUERIES * LEAST_QUERIES))
-        yield first, min(first + count, block.width)
+        found.append((first, min(first + count, width)))
         first += count
+    return found
 
 
 @dataclass(frozen=True)
@@ -285,9 +316,11 @@ class _Slab:
         """Fill `out` [K S, G D]; the weights of each step where they are to be kept."""
         out_b, kept = self._of_blocks(out), list[Tensor]()
         for step in self.work.steps:
-            space = out.new_empty(self._shape(step)) if keeps else self._space(step, 1)
-            weights, _ = self._weights(step, step.queries(self.queries, self.groups), space)
-            self._sum(step, weights, self.values, step.queries(out_b, self.groups))
+            shape = self._shape(step)
+            keys, values = (step.seen(x, shape[-1]) for x in (self.keys, self.values))
+            space = out.new_empty(shape) if keeps else self._space(step, 1)
+            weights, _ = self._weights(step, step.queries(self.queries, self.groups), keys, space)
+            _product(weights, values, step.queries(out_b, self.groups))
             kept += [weights] if keeps else []
         return kept
 
@@ -300,18 +333,20 @@ class _Slab:
         d_sinks = grad.new_zeros(self.heads, self.groups, dtype=_wide(grad))
         for step in self.work.steps:
             q, g = step.queries(self.queries, self.groups), step.queries(grad_b, self.groups)
+            keys, values = (step.seen(x, self._shape(step)[-1]) for x in (self.keys, self.values))
             weights, slope = next(kept, None), None
             if weights is None:
-                weights, slope = self._weights(step, q, self._space(step, 1))
-            self._spread(step, weights, g, d_values, 1.0)
-            d_scores = self._d_scores(step, weights, g)
+                weights, slope = self._weights(step, q, keys, self._space(step, 1))
+            step.give(torch.bmm(weights.transpose(1, 2), g), d_values, self.often)
+            d_scores = self._d_scores(step, weights, values, g)
             if self.sinks is not None:
                 of_head = d_scores.view(self.heads, -1, self.groups, d_scores.shape[-1])
                 d_sinks += of_head[..., step.keys].sum(1, dtype=d_sinks.dtype)
             if slope is not None:
-                d_scores[..., : step.keys] *= slope
-            self._sum(step, d_scores, self.keys, step.queries(d_q_b, self.groups), self.rule.scaling)
-            self._spread(step, d_scores, q, d_keys, self.rule.scaling)
+                d_scores *= slope
+            _product(d_scores, keys, step.queries(d_q_b, self.groups), self.rule.scaling)
+            d_keys_BLD = torch.empty_like(keys, memory_format=torch.contiguous_format)
+            step.give(_product(d_scores.transpose(1, 2), q, d_keys_BLD, self.rule.scaling), d_keys, self.often)
         for given, sums in ((d_k_b, d_keys), (d_v_b, d_values)):
             for to, x in zip(given, sums, strict=True):
                 if to is not x:
@@ -325,62 +360,28 @@ class _Slab:
         """Where gradients of each block's keys or values gather: wide and zero where more than one step adds to them."""
         return [torch.zeros_like(x, dtype=_wide(x)) if at in self.often else x for at, x in enumerate(given)]
 
-    def _weights(self, step: Step, q: Tensor, weights: Tensor) -> tuple[Tensor, Tensor | None]:
+    def _weights(self, step: Step, q: Tensor, keys: Tensor, weights: Tensor) -> tuple[Tensor, Tensor | None]:
         """Softmax weights [K U R, C G, L], written to the last of the arguments, and the slope of the soft-cap at each score."""
-        scores = self._space(step, 0)
-        self._meet(step, q, self.keys, scores, self.rule.scaling)
-        seen, slope = scores[..., : step.keys], None
+        scores = _product(q, keys.transpose(1, 2), self._space(step, 0), self.rule.scaling)
+        slope = None
         if self.rule.softcap is not None:
-            seen.div_(self.rule.softcap).tanh_()
-            slope = 1 - seen.square()
-            seen.mul_(self.rule.softcap)
-        mask = step.mask(scores)
-        by_unit = seen.view(self.heads, step.block.units, -1, step.end - step.first, self.groups, step.keys)
-        by_unit[..., step.keys - mask.shape[-1] :] += mask
-        scores[..., step.keys :] = -torch.inf
+            scores.div_(self.rule.softcap).tanh_()
+            slope = 1 - scores.square()
+            scores.mul_(self.rule.softcap)
+        mask = step.mask(scores, self.groups)
+        by_unit = scores.view(self.heads, step.block.units, -1, step.end - step.first, self.groups, scores.shape[-1])
+        by_unit[..., scores.shape[-1] - mask.shape[-1] :] += mask
         if self.sinks is not None:  # a sink takes probability and gives nothing
             of_head = scores.view(self.heads, -1, 1, self.groups, scores.shape[-1])
             of_head[..., step.keys] = self.sinks.to(scores.dtype)
         torch.ops.aten._softmax.out(scores, -1, False, out=weights)
         return weights, slope
 
-    def _d_scores(self, step: Step, weights: Tensor, g: Tensor) -> Tensor:
+    def _d_scores(self, step: Step, weights: Tensor, values: Tensor, g: Tensor) -> Tensor:
         """Gradient of the (capped) scores, in the place where the scores were."""
-        d = self._space(step, 0)
-        self._meet(step, g, self.values, d, 1.0)
-        d[..., step.keys :] = 0
+        d = torch.bmm(g, values.transpose(1, 2), out=self._space(step, 0))
         # what autograd runs for softmax: w (d - sum w d), summed in float32 at least
         return torch.ops.aten._softmax_backward_data.out(d, weights, -1, d.dtype, grad_input=d)
-
-    def _meet(self, step: Step, a: Tensor, of_blocks: Sequence[Tensor], out: Tensor, factor: float) -> None:
-        """out = factor a x^T for every visible x: [K U R, C G, D] -> [K U R, C G, L]."""
-        for (batch, columns), x in zip(step.sides(self.heads), step.visible(of_blocks), strict=True):
-            to = _fold(out, batch)[..., columns]
-            if batch > self.heads and a.dtype == _wide(a):
-                # in float32 a batch of products goes through one call only where its result has no gaps
-                torch.mul(torch.bmm(_fold(a, batch), x.transpose(1, 2)), factor, out=to)
-            else:
-                torch.baddbmm(to, _fold(a, batch), x.transpose(1, 2), beta=0, alpha=factor, out=to)
-
-    def _sum(self, step: Step, weights: Tensor, of_blocks: Sequence[Tensor], out: Tensor, factor: float = 1.0) -> None:
-        """out = factor weights x over the visible x: [K U R, C G, L] -> [K U R, C G, D]."""
-        beta = 0
-        for (batch, columns), x in zip(step.sides(self.heads), step.visible(of_blocks), strict=True):
-            to = _fold(out, batch)
-            torch.baddbmm(to, _fold(weights, batch)[..., columns], x, beta=beta, alpha=factor, out=to)
-            beta = 1
-
-    def _spread(self, step: Step, weights: Tensor, a: Tensor, into: Sequence[Tensor], factor: float) -> None:
-        """x = or += factor weights^T a for every visible x of `into`, as `_sums` has it."""
-        sides = zip(step.sides(self.heads), step.visible(into), step.alone(self.often), strict=True)
-        for (batch, columns), x, alone in sides:
-            some = _fold(weights, batch)[..., columns]
-            if alone:
-                torch.baddbmm(x, some.transpose(1, 2), _fold(a, batch), beta=0, alpha=factor, out=x)
-            else:
-                # this way round the narrow matrix is the one to be transposed: up to 1.7 times as fast
-                part = torch.bmm(_fold(a, batch).transpose(1, 2), some)
-                x.add_(part.transpose(1, 2), alpha=factor)
 
     def _shape(self, step: Step) -> torch.Size:
         return step.scores(self.heads, self.groups, self.sinks is not None)
@@ -390,8 +391,9 @@ class _Slab:
         return self.spaces[which, : shape.numel()].view(shape)
 
 
-def _fold(x_BMD: Tensor, batch: int) -> Tensor:
-    return x_BMD.view(batch, -1, x_BMD.shape[2])
+def _product(a: Tensor, b: Tensor, out: Tensor, factor: float = 1.0) -> Tensor:
+    """out = factor a b, batch by batch."""
+    return torch.baddbmm(out, a, b, beta=0, alpha=factor, out=out)
 
 
 def _wide(x: Tensor) -> torch.dtype:

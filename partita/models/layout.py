@@ -15,12 +15,12 @@ import torch
 from torch import Tensor
 
 from partita.models.attention import Rule
-from partita.models.blocks import PAIRS, Block, Slots, Step, Work, attend_blocks, plan
+from partita.models.blocks import LEAST_QUERIES, PAIRS, Block, Slots, Step, Work, attend_blocks, cuts, plan
 from partita.models.flex import FlexMasks, honours
 from partita.ops.packing import Packed, Span
 
-# What a block costs beside its query-key pairs, in pairs: one block more is worth this much less padding.
-BLOCK = 1 << 14
+# What a step costs beside its query-key pairs, in pairs: one step more is worth this much less padding.
+STEP = 1 << 15
 NOTHING = Span(0, 0, 0)
 
 
@@ -70,13 +70,17 @@ class _Family:
         self.ranks = list(zip(*ordered, strict=True))
         self.width = [max(row.length for row in rank) for rank in self.ranks]
         self.cuts, cost = self._cut()
-        self.cost = cost + self._pairs(1, self.before, 0) + BLOCK
+        self.cost = cost + self._cost(1, self.before, 0)
 
-    def _pairs(self, count: int, width: int, before: int) -> float:
-        """Query-key pairs of a block with `count` rows per prefix; several rows must fit into one step."""
+    def _cost(self, count: int, width: int, before: int) -> float:
+        """Of a block with `count` rows per prefix, in query-key pairs; several rows of a prefix must fit into one step."""
         rows = len(self.prefixes) * count
-        pairs = rows * width * (before + width)
-        return pairs if rows == 1 or pairs <= PAIRS else inf
+        if rows > 1 and rows * LEAST_QUERIES * (before + width) > PAIRS:
+            return inf
+        if count > 1:
+            pairs = rows * width * (before + width)
+            return pairs + STEP if pairs <= PAIRS else inf
+        return sum(rows * (end - first) * (before + end) + STEP for first, end in cuts(rows, width, before))
 
     def _cut(self) -> tuple[list[tuple[int, int]], float]:
         """First and end of the ranks in each block, such that pairs and blocks cost least, and that cost."""
@@ -84,10 +88,10 @@ class _Family:
         for end in range(1, len(self.ranks) + 1):
             found = (inf, 0)
             for first in range(end - 1, -1, -1):
-                pairs = self._pairs(end - first, self.width[first], self.before)
-                if pairs == inf:
+                cost = self._cost(end - first, self.width[first], self.before)
+                if cost == inf:
                     break
-                found = min(found, (best[first][0] + pairs + BLOCK, first))
+                found = min(found, (best[first][0] + cost, first))
             best.append(found)
         cuts, end = list[tuple[int, int]](), len(self.ranks)
         while end and best[-1][0] < inf:

@@ -63,7 +63,8 @@ def test_ten_seconds_of_the_real_work(words: list[str]):
 def test_what_does_not_fit_is_refused_and_what_it_says_helps(words: list[str]):
     big = [*words, "gconfig.max_new_tokens=200", "train_dataset.batch_size=40", "actor.mb_spec.max_tokens_per_mb=65536"]
     big.append("gconfig.n_samples=16")
-    plenty = document(call("plan", "grpo", *big, "--no-calibrate", "--json"))["need_bytes"] / 2**30
+    for _ in range(2):  # this process keeps the memory that the first plan took, and a plan counts what a process has
+        plenty = document(call("plan", "grpo", *big, "--no-calibrate", "--json"))["need_bytes"] / 2**30
     ended = call("plan", "grpo", *big, "--no-calibrate", "--memory", f"{plenty - 0.1:.4f}")
     assert ended.code == 2
     assert "memory of learner" in ended.out  # what takes so much is shown all the same
