@@ -61,6 +61,7 @@ def config_of(folder: Path, model: str, workload: str, kind: str, skipped: int, 
     data.write_text("".join(json.dumps(row) + "\n" for row in left), encoding="utf-8")
     words = [
         f"actor.path={model}", f"actor.dtype={dtype}", f"rollout.dtype={dtype}", f"output_dir={folder}",
+        f"seed={skipped + 1}",  # a pair's own: with the same random numbers, long responses would come in all of them
         f"train_dataset.path={data}", f"train_dataset.batch_size={load.prompts}", "train_dataset.shuffle=false",
         f"gconfig.n_samples={load.samples}", f"gconfig.max_new_tokens={load.new_tokens}", "gconfig.temperature=1.0",
         f"reward.functions=[{REWARD}:contains_answer]", f"actor.optimizer.lr={LEARNING_RATES[kind]}", "actor.entropy_coef=0.0",

@@ -16,8 +16,8 @@ from torch import Tensor
 
 from partita.models.attention import Rule, attend_masked
 
-# Scores of one layer's prefill that two products and a softmax handle in cache.
-FEW_SCORES = 1 << 22
+# Scores of a prefill that two products and a softmax handle at a time, in cache, and queries of one prompt among them.
+SCORES, QUERIES = 1 << 21, 128
 
 
 class DecodeLayout:
@@ -129,37 +129,54 @@ class PrefillLayout:
 
     def __init__(self) -> None:
         self._allowed: dict[int | None, Tensor] = {}
-        self._bias: dict[tuple[int | None, torch.Size], Tensor] = {}
+        self._bias: dict[tuple[int | None, int], Tensor] = {}
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, rule: Rule) -> Tensor:
-        """See `Layout`. Short prompts by two batched products on a CPU, where the fused kernel takes twice as long for them."""
+        """See `Layout`. By pieces of queries on a CPU, where the fused kernel takes several times as long in bfloat16."""
         window = None if rule.window is None or rule.window >= q.shape[2] else rule.window
         plain = rule.softcap is None and rule.sinks_H is None
-        if plain and q.device.type == "cpu" and q.shape[0] * q.shape[1] * q.shape[2] ** 2 <= FEW_SCORES:
-            return self._by_products(q, k, v, Rule(rule.scaling, None, window, None))
+        if plain and q.device.type == "cpu":
+            return self._by_pieces(q, k, v, Rule(rule.scaling, None, window, None))
         if window is None and plain:
             grouped = q.shape[1] != k.shape[1]
             out = F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=rule.scaling, enable_gqa=grouped)
             return out.transpose(1, 2)
         if window not in self._allowed:
-            self._allowed[window] = _seen(q, window)[None, None]
+            self._allowed[window] = _seen(torch.arange(q.shape[2], device=q.device), 0, window)[None, None]
         return attend_masked(q, k, v, self._allowed[window], rule).transpose(1, 2)
 
-    def _by_products(self, q: Tensor, k: Tensor, v: Tensor, rule: Rule) -> Tensor:
-        """The query heads of one key head are stacked, so that nothing is copied per query head."""
+    def _by_pieces(self, q: Tensor, k: Tensor, v: Tensor, rule: Rule) -> Tensor:
+        """A stretch of queries of some (prompt, key head) with the keys up to its last; the query heads of one key head are
+        stacked, so that nothing is copied per query head.
+        """
         rows, heads, queries, width = q.shape
-        scores = _scores(q.reshape(rows * k.shape[1], -1, width), k.flatten(0, 1), rule)
-        if (rule.window, scores.shape) not in self._bias:
-            bias_QL = scores.new_zeros(queries, queries).masked_fill_(~_seen(q, rule.window), -torch.inf)
-            self._bias[rule.window, scores.shape] = bias_QL.repeat(scores.shape[1] // queries, 1)
-        weights = scores.add_(self._bias[rule.window, scores.shape]).softmax(-1)
-        return torch.bmm(weights, v.flatten(0, 1)).view(rows, heads, queries, -1).transpose(1, 2)
+        q_RFQD, k_RQD, v_RQD = q.reshape(rows * k.shape[1], -1, queries, width), k.flatten(0, 1), v.flatten(0, 1)
+        out_RFQD = q.new_empty(*q_RFQD.shape[:3], v.shape[-1])
+        for first in range(0, queries, QUERIES):
+            asked = slice(first, min(first + QUERIES, queries))
+            seen = slice(0 if rule.window is None else max(0, first - rule.window + 1), asked.stop)
+            bias_CL = self._bias_for(rule.window, asked, seen, q)
+            each = q_RFQD.shape[1] * bias_CL.shape[0] * (seen.stop - seen.start)
+            for some in range(0, len(q_RFQD), max(1, SCORES // each)):
+                part = slice(some, some + max(1, SCORES // each))
+                q_PFCD = q_RFQD[part, :, asked]
+                scores = _scores(q_PFCD.flatten(1, 2), k_RQD[part, seen], rule)
+                scores.view(*q_PFCD.shape[:3], -1)[..., -bias_CL.shape[1] :] += bias_CL
+                out_RFQD[part, :, asked] = torch.bmm(scores.softmax(-1), v_RQD[part, seen]).view(*q_PFCD.shape[:3], -1)
+        return out_RFQD.view(rows, heads, queries, -1).transpose(1, 2)
+
+    def _bias_for(self, window: int | None, asked: slice, seen: slice, like: Tensor) -> Tensor:
+        """0, or minus infinity for a key that a query does not see: of the keys beside these queries, or of all in a window."""
+        if (window, asked.start) not in self._bias:
+            keys = torch.arange(asked.start if window is None else seen.start, seen.stop, device=like.device)
+            hidden = ~_seen(keys, asked.start, window)
+            self._bias[window, asked.start] = like.new_zeros(hidden.shape).masked_fill_(hidden, -torch.inf)
+        return self._bias[window, asked.start]
 
 
-def _seen(q: Tensor, window: int | None) -> Tensor:
-    """[Q, Q] bool: which key each query sees."""
-    at = torch.arange(q.shape[2], device=q.device)
-    behind = at[:, None] - at
+def _seen(at: Tensor, first: int, window: int | None) -> Tensor:
+    """bool: which of the keys at these places each query from `first` on sees, up to the last of the places."""
+    behind = torch.arange(first, int(at[-1]) + 1, device=at.device)[:, None] - at
     return behind >= 0 if window is None else (behind >= 0) & (behind < window)
 
 
