@@ -15,7 +15,7 @@ from typing import Literal
 
 from partita.engine.cache import stretch
 from partita.engine.decoder import HELD_FROM
-from partita.models.blocks import LANES
+from partita.models.blocks import KEPT, LANES
 from partita.ops.linear_head import CHUNK_BYTES
 from partita.plan.sizes import Sizes
 
@@ -128,7 +128,7 @@ def layer_bytes(sizes: Sizes, one: Pass) -> float:
     normed = 5 if rounded else 2
     numbers = normed * hidden + heads * (2 if sizes.head_norms else 1) + queries + 3 * sizes.inner
     scores = sizes.queries * -(-one.row // LANES) * LANES
-    numbers += scores if scores <= heads else 0  # attention keeps its weights where they are few
+    numbers += scores if scores <= KEPT * heads else 0  # attention keeps its weights where they are few
     return 2 * WIDE * hidden + c * numbers
 
 
