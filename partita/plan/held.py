@@ -218,4 +218,5 @@ def _width(name: Any, place: Place) -> int:
 
 def _pass(one: Passes, width: int, checkpointing: bool, stage: Stage) -> Pass:
     trained = round(one.trained * one.fullest / max(1, one.largest))
-    return Pass(one.fullest, trained, stage.lengths.longest_row, width, checkpointing, one.per_rank)
+    row = stage.lengths.longest_row - 1  # nothing is predicted from the last token
+    return Pass(one.fullest, trained, row, width, checkpointing, one.per_rank)

@@ -81,8 +81,8 @@ class Shards:
 
 @dataclass(frozen=True)
 class Pass:
-    """One forward and backward pass. tokens: of its model input; trained: those with a log-prob; row: tokens of its longest row;
-    width: bytes of a number in its products; steps: micro-batches of an optimizer step.
+    """One forward and backward pass. tokens: of its model input; trained: those with a log-prob; row: those of its longest row's
+    input; width: bytes of a number in its products; steps: micro-batches of an optimizer step.
     """
 
     tokens: int
