@@ -48,9 +48,9 @@ SHORT = 256
 class Block:
     """Units of equally many rows of up to `width` own tokens, after prefixes of up to `before` tokens or after none.
 
-    spans: where each row's tokens lie in N, first and end, unit by unit. lead: how many of a unit's first keys are
-    padding: prefixes are padded on the left, so that they end where their rows begin; rows are padded on the right.
-    shared: which block holds the prefixes, as units of one row each.
+    spans: where each row's tokens lie in N, first and end, unit by unit. lead: how much padding a unit has after the first `root`
+    keys, which are those of what all prefixes follow: prefixes are padded on the left, so that they end where their rows begin;
+    rows are padded on the right. shared: which block holds the prefixes, as units of one row each, or, of prefixes, the root.
     """
 
     spans: tuple[tuple[int, int], ...]
@@ -58,6 +58,7 @@ class Block:
     lead: tuple[int, ...] = (0,)
     before: int = 0
     shared: int | None = None
+    root: int = 0
 
     @property
     def units(self) -> int:
@@ -73,7 +74,7 @@ class Block:
         """Which token of N lies in each slot, -1 for padding."""
         token_RQ = torch.full((self.rows, self.width), -1)
         for r, (first, end) in enumerate(self.spans):
-            at = self.lead[r] if self.shared is None and self.units > 1 else 0
+            at = self.lead[r * self.units // self.rows] if self.before == self.root else 0
             token_RQ[r, at : at + end - first] = torch.arange(first, end)
         return token_RQ.flatten()
 
@@ -117,12 +118,13 @@ class Slots:
 
 @dataclass
 class Step:
-    """Queries `first` to `end` of every row of one block, and the keys that they see: prefix keys from `prefix_first`
-    on and own keys from `own_first` on, as far as the window allows.
+    """Queries `first` to `end` of every row of one block, and the keys that they see: those before it from `prefix_first` on and
+    own keys from `own_first` on, as far as the window allows. below: the blocks of the keys before it, the root's first.
     """
 
     at: int
     block: Block
+    below: tuple[int, ...]
     first: int
     end: int
     window: int | None
@@ -130,7 +132,8 @@ class Step:
 
     def __post_init__(self) -> None:
         before = self.block.before
-        seen = 0 if self.window is None else max(0, before + self.first - self.window + 1)
+        slack = max(self.block.lead) if self.block.root else 0  # so much nearer a root may be than where it is laid
+        seen = 0 if self.window is None else max(0, before + self.first - self.window + 1 - slack)
         self.prefix_first, self.own_first = min(seen, before), max(0, seen - before)
         self.prefix = before - self.prefix_first
         self.keys = self.prefix + self.end - self.own_first
@@ -148,36 +151,39 @@ class Step:
 
     def seen(self, of_blocks: Sequence[Tensor], columns: int) -> Tensor:
         """[K, U R, Q, D] of every block -> [K U R, L, D]: what each row sees, with zeros after it; a view where it can be one."""
-        own, prefix = self._parts(of_blocks)
-        if prefix is None and self.keys == columns:
-            return own
-        x_BLD = own.new_empty(own.shape[0], columns, own.shape[2])
-        if prefix is not None:
-            self._by_unit(x_BLD, prefix)[:, :, : self.prefix] = prefix[:, None]
-        x_BLD[:, self.prefix : self.keys] = own
-        x_BLD[:, self.keys :] = 0
+        parts = self._parts(of_blocks)
+        if len(parts) == 1 and self.keys == columns:
+            return parts[0]
+        rows = of_blocks[self.at].shape[0] * self.block.rows
+        x_BLD, at = parts[0].new_empty(rows, columns, parts[0].shape[2]), 0
+        for part in parts:
+            _of(x_BLD, part, at).copy_(part[:, None])
+            at += part.shape[1]
+        x_BLD[:, at:] = 0
         return x_BLD
 
     def give(self, d_BLD: Tensor, of_blocks: Sequence[Tensor], often: Set[int]) -> None:
         """Hand the gradient of what `seen` laid out back to where it came from: added in the blocks that several steps see."""
-        own, prefix = self._parts(of_blocks)
+        *before, own = self._parts(of_blocks)
+        at = 0
+        for part in before:
+            d_part = _of(d_BLD, part, at)
+            part.add_(d_part[:, 0] if d_part.shape[1] == 1 else d_part.sum(1, dtype=part.dtype))
+            at += part.shape[1]
         d_own = d_BLD[:, self.prefix : self.keys]
         own.add_(d_own) if self.at in often else own.copy_(d_own)
-        if prefix is not None:
-            d_prefix = self._by_unit(d_BLD, prefix)[:, :, : self.prefix]
-            prefix.add_(d_prefix[:, 0] if d_prefix.shape[1] == 1 else d_prefix.sum(1, dtype=prefix.dtype))
 
-    def _parts(self, of_blocks: Sequence[Tensor]) -> tuple[Tensor, Tensor | None]:
-        """What is seen of the rows [K U R, own, D] and of their prefixes [K U, prefix, D], views."""
-        own = of_blocks[self.at].flatten(0, 1)[:, self.own_first : self.end]
-        if not self.prefix or self.block.shared is None:
-            return own, None
-        return own, of_blocks[self.block.shared].flatten(0, 1)[:, self.prefix_first :]
-
-    @staticmethod
-    def _by_unit(x_BLD: Tensor, prefix: Tensor) -> Tensor:
-        """[K U, R, L, D]."""
-        return x_BLD.view(prefix.shape[0], -1, *x_BLD.shape[1:])
+    def _parts(self, of_blocks: Sequence[Tensor]) -> list[Tensor]:
+        """What is seen of the root [K, root, D], of the prefixes [K U, prefix, D] and of the rows [K U R, own, D], views; what is
+        not seen at all is left out.
+        """
+        found, skip = list[Tensor](), self.prefix_first
+        for below in self.below:
+            keys = of_blocks[below].flatten(0, 1)
+            if skip < keys.shape[1]:
+                found.append(keys[:, skip:])
+            skip = max(0, skip - keys.shape[1])
+        return [*found, of_blocks[self.at].flatten(0, 1)[:, self.own_first : self.end]]
 
     def scores(self, heads: int, groups: int, sinks: bool) -> torch.Size:
         """[K U R, C G, L] for so many key heads, L rounded up to whole vectors."""
@@ -198,26 +204,43 @@ class Step:
         query = before + torch.arange(self.first, self.end, device=device)[:, None]
         # without padding before a unit and without a window every query sees all keys before the first query's own
         seen = 0 if padded or self.window is not None else self.prefix + self.first - self.own_first
-        key = torch.cat(
+        key_UL = torch.cat(
             [
                 torch.arange(self.prefix_first, before, device=device),
                 before + torch.arange(self.own_first, self.end, device=device),
                 torch.full((like.shape[-1] - self.keys,), before + self.end, device=device),  # later than any query
             ]
-        )[seen:]
-        hidden = (query < key)[None]
+        )[seen:][None, None]
+        if padded:
+            lead, root = torch.tensor(self.block.lead, device=device)[:, None, None], self.block.root
+            # padding sees itself, so that no softmax is over nothing
+            hidden = (key_UL >= root) & (key_UL < root + lead) & (query >= root + lead)
+            key_UL = torch.where(
+                key_UL < root, key_UL + lead, key_UL
+            )  # no padding lies between a root and what follows it
+            hidden = hidden | (query < key_UL)
+        else:
+            hidden = query < key_UL
         if self.window is not None:
-            hidden = hidden | (query - key >= self.window)
-        if padded:  # padding sees itself, so that no softmax is over nothing
-            lead = torch.tensor(self.block.lead, device=device)[:, None, None]
-            hidden = hidden | ((key < lead) & (query >= lead))
+            hidden = hidden | (query - key_UL >= self.window)
         mask = torch.zeros(hidden.shape, dtype=like.dtype, device=device).masked_fill_(hidden, -torch.inf)
         return mask[:, None, :, None].expand(-1, -1, -1, groups, -1).contiguous()
 
 
 def plan(blocks: Sequence[Block], window: int | None) -> list[Step]:
     """What attention under this window does, block by block."""
-    return [Step(at, block, *cut, _bound(block, window)) for at, block in enumerate(blocks) for cut in _cuts(block)]
+    found = list[Step]()
+    for at, block in enumerate(blocks):
+        below = tuple(_below(blocks, block))[::-1]
+        found += [Step(at, block, below, *cut, _bound(block, window)) for cut in _cuts(block)]
+    return found
+
+
+def _below(blocks: Sequence[Block], block: Block) -> Iterator[int]:
+    """The blocks of the keys before a block's own, the nearest first."""
+    while block.shared is not None:
+        yield block.shared
+        block = blocks[block.shared]
 
 
 def _bound(block: Block, window: int | None) -> int | None:
@@ -394,6 +417,11 @@ class _Slab:
     def _space(self, step: Step, which: int) -> Tensor:
         shape = self._shape(step)
         return self.spaces[which, : shape.numel()].view(shape)
+
+
+def _of(x_BLD: Tensor, part: Tensor, at: int) -> Tensor:
+    """Where a part of the keys lies in each row from `at` on: [rows of the part, rows of x for each of them, keys, D]."""
+    return x_BLD.view(part.shape[0], -1, *x_BLD.shape[1:])[:, :, at : at + part.shape[1]]
 
 
 def _product(a: Tensor, b: Tensor, out: Tensor, factor: float = 1.0) -> Tensor:

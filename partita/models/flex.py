@@ -29,23 +29,26 @@ class FlexMasks:
     """The block masks of one micro-batch, by window."""
 
     def __init__(self, packed: Packed, device: torch.device) -> None:
-        # each prefix and each row is a segment; a row follows its prefix, a prefix follows itself
-        spans = [*packed.prefixes, *packed.rows]
-        follows = torch.tensor([*range(len(packed.prefixes)), *packed.prefix_of_row], dtype=torch.int32)
+        # each prefix, each row and the root are segments; a row follows its prefix, a prefix follows itself
+        spans = [*packed.prefixes, *packed.rows, packed.root]
+        own, last = [*range(len(packed.prefixes)), *packed.prefix_of_row], len(spans) - 1
+        follows = torch.tensor([*own, last], dtype=torch.int32)
+        after_root = torch.tensor([*(packed.prefixes[of].length > 0 for of in own), True])
         start, length = (torch.tensor(x) for x in ([s.start for s in spans], [s.length for s in spans]))
         # a span without tokens starts where the next one does, so order alone does not decide
         segment_N = torch.repeat_interleave(start.argsort(stable=True), length[start.argsort(stable=True)])
         self._segment_N, self._follows_N = segment_N.to(device, torch.int32), follows[segment_N].to(device)
+        self._begins_N = torch.where(after_root, last, follows)[segment_N].to(device, torch.int32)
         self._position_N = packed.position_N.to(device, torch.int32)
         self._of_window: dict[int | None, BlockMask] = {}
 
     def sees(self, window: int | None) -> Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]:
         """mask_mod: whether query i sees key j."""
-        segment_N, follows_N, position_N = self._segment_N, self._follows_N, self._position_N
+        segment_N, follows_N, begins_N, position_N = self._segment_N, self._follows_N, self._begins_N, self._position_N
 
         def mask(_b: Tensor, _h: Tensor, i: Tensor, j: Tensor) -> Tensor:
             behind = position_N[i] - position_N[j]
-            related = (segment_N[i] == segment_N[j]) | (follows_N[i] == segment_N[j])
+            related = (segment_N[i] == segment_N[j]) | (follows_N[i] == segment_N[j]) | (begins_N[i] == segment_N[j])
             near = behind >= 0 if window is None else (behind >= 0) & (behind < window)
             return related & near
 

@@ -1,6 +1,7 @@
 """Where the tokens of a packed micro-batch meet in attention: blocks of rows that follow the same prefixes.
 
-Every prefix attends to itself; every row attends to its prefix and to itself; nothing attends across rows.
+Every prefix attends to the root, which all of them follow, and to itself; every row to the root, its prefix and itself; nothing
+attends across rows.
 
 Shapes: N model-input tokens, H query heads, K key/value heads, D head width, U units of a block (see `blocks`).
 Left out: the products themselves, which are `blocks.attend_blocks`, and on CUDA `flex`.
@@ -35,9 +36,13 @@ class PackedLayout:
         self.blocks: list[Block] = []
         # rows after an empty prefix have nothing before them: they may lie in one unit
         alone = [row for prefix, rows in groups if not prefix.length for row in rows]
-        self.blocks += _Family([NOTHING], [alone]).blocks(None)
-        for family in _families([group for group in groups if group[0].length]):
-            prefixes = family.prefix_block()
+        self.blocks += _Family(0, [NOTHING], [alone]).blocks(None)
+        root, shared = packed.root.length, None
+        if root:
+            shared = len(self.blocks)
+            self.blocks.append(Block((_ends(packed.root),), root))
+        for family in _families(root, [group for group in groups if group[0].length]):
+            prefixes = family.prefix_block(shared)
             self.blocks += [prefixes, *family.blocks(len(self.blocks))]
         self._flex = FlexMasks(packed, device) if device.type == "cuda" else None
         self._device = device
@@ -60,17 +65,19 @@ class PackedLayout:
 class _Family:
     """Prefixes that lie in one block, and the rows after each: the longest of each in one block, and so on."""
 
-    def __init__(self, prefixes: Sequence[Span], rows: Sequence[Sequence[Span]]) -> None:
-        self.prefixes = prefixes
-        self.before = max(prefix.length for prefix in prefixes)
-        self.lead = tuple(self.before - prefix.length for prefix in prefixes)
+    def __init__(self, root: int, prefixes: Sequence[Span], rows: Sequence[Sequence[Span]]) -> None:
+        """root: how many tokens come before each prefix."""
+        self.root, self.prefixes = root, prefixes
+        self.longest = max(prefix.length for prefix in prefixes)
+        self.before = root + self.longest
+        self.lead = tuple(self.longest - prefix.length for prefix in prefixes)
         most = max(len(some) for some in rows)
         ordered = [[*sorted(some, key=_shorter), *[NOTHING] * (most - len(some))] for some in rows]
         # one row of each prefix; the same number of every prefix lies in a block
         self.ranks = list(zip(*ordered, strict=True))
         self.width = [max(row.length for row in rank) for rank in self.ranks]
         self.cuts, cost = self._cut()
-        self.cost = cost + self._cost(1, self.before, 0)
+        self.cost = cost + self._cost(1, self.longest, root)
 
     def _cost(self, count: int, width: int, before: int) -> float:
         """Of a block with `count` rows per prefix, in query-key pairs; several rows of a prefix must fit into one step."""
@@ -99,9 +106,10 @@ class _Family:
             end = best[end][1]
         return cuts[::-1], best[-1][0]
 
-    def prefix_block(self) -> Block:
-        """The prefixes, one row each."""
-        return Block(tuple(_ends(prefix) for prefix in self.prefixes), self.before, self.lead)
+    def prefix_block(self, shared: int | None) -> Block:
+        """The prefixes, one row each, after the root in block `shared`."""
+        spans = tuple(_ends(prefix) for prefix in self.prefixes)
+        return Block(spans, self.longest, self.lead, self.root, shared, self.root)
 
     def blocks(self, shared: int | None) -> list[Block]:
         """The rows, after the prefixes in block `shared`."""
@@ -112,18 +120,19 @@ class _Family:
                 self.lead,
                 self.before,
                 shared,
+                self.root,
             )
             for first, end in self.cuts
         ]
 
 
-def _families(groups: Sequence[tuple[Span, Sequence[Span]]]) -> list[_Family]:
+def _families(root: int, groups: Sequence[tuple[Span, Sequence[Span]]]) -> list[_Family]:
     """Groups with prefixes of similar length together where that costs less."""
     found: list[_Family] = []
     members: list[tuple[Span, Sequence[Span]]] = []
     for group in sorted(groups, key=lambda group: _shorter(group[0])):
-        alone = _Family([group[0]], [group[1]])
-        joined = _Family(*zip(*members, group, strict=True)) if members else alone
+        alone = _Family(root, [group[0]], [group[1]])
+        joined = _Family(root, *zip(*members, group, strict=True)) if members else alone
         if members and joined.cost <= found[-1].cost + alone.cost:
             found[-1] = joined
             members.append(group)

@@ -91,11 +91,12 @@ def decode(lm: Any, state: PlainState, tokens_B: Sequence[int]) -> Tensor:
 
 
 def _unpack(packed: Packed) -> list[list[int]]:
-    """Indices into N of each whole row, its prefix included."""
+    """Indices into N of each whole row, the root and its prefix included."""
     rows: list[list[int]] = []
     for row, group in zip(packed.rows, packed.prefix_of_row, strict=True):
         prefix = packed.prefixes[group]
-        rows.append([*range(prefix.start, prefix.start + prefix.length), *range(row.start, row.start + row.length)])
+        spans = (packed.root, prefix, row) if prefix.length else (row,)
+        rows.append([at for span in spans for at in range(span.start, span.start + span.length)])
     return rows
 
 

@@ -1,4 +1,4 @@
-"""Model input without padding: a group's common prefix once, then what each of its rows adds.
+"""Model input without padding: what all groups begin with once, a group's common prefix once, then what each of its rows adds.
 
 A row ends before its last trained token: that one, and what comes after it, is seen by nothing that is trained. Whoever reads
 the state after a whole row asks for whole rows.
@@ -21,6 +21,9 @@ from torch import Tensor
 
 from partita.records import Row
 
+# Tokens that a common beginning of all groups must save: it is a step of attention more in every layer.
+SAVED = 16
+
 
 @dataclass(frozen=True)
 class Span:
@@ -35,14 +38,16 @@ class Span:
 class Packed:
     """One micro-batch of model input.
 
-    prefixes: one span per group. rows: one span per row, holding what the row adds after its prefix (its length may
-    be 0); prefix_of_row: which prefix it follows. source_T: index into N of the token whose hidden state predicts
-    trained token t; target_T: that token's id. T runs over samples in the order given, then over their rows, then
-    over tokens. end_S: index into N of the last token of each sample; 0 for a sample without rows.
+    root: what all groups begin with, such as a system prompt; may be empty. prefixes: one span per group, of what it adds to the
+    root. rows: one span per row, holding what the row adds after its prefix (its length may be 0); prefix_of_row: which
+    prefix it follows. Where there is a root, what follows an empty prefix does not follow the root. source_T: index into N of
+    the token whose hidden state predicts trained token t; target_T: that token's id. T runs over samples in the order given,
+    then over their rows, then over tokens. end_S: index into N of the last token of each sample; 0 for a sample without rows.
     """
 
     ids_N: Tensor
     position_N: Tensor
+    root: Span
     prefixes: tuple[Span, ...]
     rows: tuple[Span, ...]
     prefix_of_row: tuple[int, ...]
@@ -72,22 +77,29 @@ def pack(samples: Sequence[Sequence[Row]], group_of_sample: Sequence[int], *, wh
     by_group: dict[int, list[tuple[int, Row]]] = {}
     for s, (rows, group) in enumerate(zip(samples, group_of_sample, strict=True)):
         by_group.setdefault(group, []).extend((s, row) for row in rows)
-    ids, tape, prefixes, laid = list[int](), list[Span](), list[Span](), list[_Laid]()
-    for members in filter(None, by_group.values()):
-        inputs = [needed(row, whole) for _, row in members]
-        shared = common_prefix(inputs)
-        prefixes.append(Span(len(ids), shared, 0))
+    inputs_of = [[needed(row, whole) for _, row in members] for members in by_group.values()]
+    shared_of = [common_prefix(inputs) for inputs in inputs_of]
+    root = Span(
+        0, _common([inputs[0][:shared] for inputs, shared in zip(inputs_of, shared_of, strict=True) if inputs]), 0
+    )
+    ids, tape, prefixes, laid = list[int](), [root], list[Span](), list[_Laid]()
+    ids += next((inputs[0][: root.length] for inputs in inputs_of if inputs), list[int]())
+    for members, inputs, shared in zip(by_group.values(), inputs_of, shared_of, strict=True):
+        if not members:
+            continue
+        prefixes.append(Span(len(ids), shared - root.length, root.length))
         tape.append(prefixes[-1])
-        ids += inputs[0][:shared]
+        ids += inputs[0][root.length : shared]
         for (s, row), given in zip(members, inputs, strict=True):
             laid.append(_Laid(s, row, len(prefixes) - 1, Span(len(ids), len(given) - shared, shared)))
             tape.append(laid[-1].own)
             ids += given[shared:]
-    source_T, target_T = _trained(laid, prefixes)
+    source_T, target_T = _trained(laid, prefixes, root)
     offset_N = np.repeat([span.start - span.position for span in tape], [span.length for span in tape])
     return Packed(
         ids_N=torch.as_tensor(np.array(ids, np.int64)),
         position_N=torch.as_tensor(np.arange(len(ids)) - offset_N.astype(np.int64)),
+        root=root,
         prefixes=tuple(prefixes),
         rows=tuple(one.own for one in laid),
         prefix_of_row=tuple(one.prefix for one in laid),
@@ -95,6 +107,12 @@ def pack(samples: Sequence[Sequence[Row]], group_of_sample: Sequence[int], *, wh
         target_T=target_T,
         end_S=torch.as_tensor(np.array(_ends(laid, prefixes, len(samples)), np.int64)),
     )
+
+
+def _common(prefixes: Sequence[list[int]]) -> int:
+    """How many tokens all of these begin with, so that one is left to each; 0 where that saves little."""
+    count = min(common_prefix(prefixes), min(map(len, prefixes), default=1) - 1)
+    return count if count * (len(prefixes) - 1) >= SAVED else 0
 
 
 def needed(row: Row, whole: bool) -> list[int]:
@@ -138,14 +156,14 @@ def _ends(laid: Sequence[_Laid], prefixes: Sequence[Span], samples: int) -> list
     return end_S
 
 
-def _trained(laid: Sequence[_Laid], prefixes: Sequence[Span]) -> tuple[Tensor, Tensor]:
+def _trained(laid: Sequence[_Laid], prefixes: Sequence[Span], root: Span) -> tuple[Tensor, Tensor]:
     """For each trained token, sample by sample: the index into N of the token before it, and its id."""
     if any(not one.row.ids or one.row.trained[0] for one in laid):
         raise ValueError("a row needs at least one token before its first trained token (an empty prompt?)")
     laid = sorted(laid, key=lambda one: one.sample)  # stable: the rows of a sample keep their order
     length_R = np.array([len(one.row.ids) for one in laid], np.int64)
-    shared_R = np.array([prefixes[one.prefix].length for one in laid], np.int64)
-    prefix_R = np.array([prefixes[one.prefix].start for one in laid], np.int64)
+    shared_R = np.array([root.length + prefixes[one.prefix].length for one in laid], np.int64)
+    prefix_R = np.array([prefixes[one.prefix].start - root.length for one in laid], np.int64)
     own_R = np.array([one.own.start for one in laid], np.int64)
     trained = [flag for one in laid for flag in one.row.trained]
     at_T = np.flatnonzero(np.array(trained, np.bool_))  # among the tokens of all rows, one after the other
@@ -153,6 +171,7 @@ def _trained(laid: Sequence[_Laid], prefixes: Sequence[Span]) -> tuple[Tensor, T
     before_T = at_T - 1 - (np.cumsum(length_R) - length_R)[row_T]
     shared_T = shared_R[row_T]
     source_T = np.where(before_T < shared_T, prefix_R[row_T] + before_T, own_R[row_T] + before_T - shared_T)
+    source_T = np.where(before_T < root.length, before_T, source_T)
     target = compress(chain.from_iterable(one.row.ids for one in laid), trained)
     return torch.as_tensor(source_T), torch.as_tensor(np.fromiter(target, np.int64))
 

@@ -163,7 +163,9 @@ def _fork(control: socket.socket, fd: int, functions: Sequence[Callable[..., Any
 
 
 class Memory:
-    """What a call may add to the data that the worker began with; nothing is limited where the system does not say what that is."""
+    """What a call may add to the data that the worker began with, of which it may use again what the process that it was forked
+    from had freed; nothing is limited where the system does not say what that is.
+    """
 
     def __init__(self) -> None:
         usage = Path("/proc/self/statm")

@@ -21,11 +21,11 @@ def row(ids):
     return Row(list(ids), [False] * len(ids), [0.0] * len(ids), [0] * len(ids))
 
 
-def packed_of(groups):
-    """groups: (prefix length, own lengths of its rows); no two rows of a group start with the same own token."""
+def packed_of(groups, root=0):
+    """groups: (prefix length after the root, own lengths of its rows); no two rows of a group start with the same own token."""
     samples, of = [], []
     for g, (before, own) in enumerate(groups):
-        prefix = [1000 * (g + 1) + i for i in range(before)]
+        prefix = [*range(500, 500 + root), *(1000 * (g + 1) + i for i in range(before))]
         for r, count in enumerate(own):
             samples.append([row([*prefix, *[100 * r + i for i in range(count)]])])
             of.append(g)
@@ -38,14 +38,15 @@ GROUPS = [(5, [3, 7, 0, 2]), (30, [90, 1]), (0, [5, 9]), (4, [1]), (20, [70, 64,
 
 def plain(packed, q, k, v, rule):
     """Every query against every key under one mask, in the layout of `Layout.attend`."""
-    segment_N, after_N = torch.zeros_like(packed.ids_N), torch.zeros_like(packed.ids_N)
+    segment_N, after_N = torch.full_like(packed.ids_N, -1), torch.full_like(packed.ids_N, -1)
     for g, span in enumerate(packed.prefixes):
         segment_N[span.start : span.start + span.length] = after_N[span.start : span.start + span.length] = g
     for r, (span, g) in enumerate(zip(packed.rows, packed.prefix_of_row, strict=True)):
         segment_N[span.start : span.start + span.length] = 1000 + r
         after_N[span.start : span.start + span.length] = g
     behind = packed.position_N[:, None] - packed.position_N
-    allowed = ((segment_N[:, None] == segment_N) | (after_N[:, None] == segment_N)) & (behind >= 0)
+    related = (segment_N[:, None] == segment_N) | (after_N[:, None] == segment_N) | (segment_N == -1)
+    allowed = related & (behind >= 0)
     if rule.window is not None:
         allowed &= behind < rule.window
     k, v = (x.repeat_interleave(q.shape[1] // k.shape[1], 1) for x in (k, v))
@@ -96,9 +97,12 @@ def steps(request, monkeypatch):
 
 @pytest.mark.usefixtures("steps")
 @pytest.mark.parametrize(("window", "softcap"), list(itertools.product([None, 1, 6, 40], [None, 2.0])))
-@pytest.mark.parametrize(("sinks", "value_width"), [(False, 8), (True, 12)])
-def test_every_rule_equals_plain_masked_attention_and_so_do_its_gradients(window, softcap, sinks, value_width):
-    packed = packed_of(GROUPS)
+@pytest.mark.parametrize(
+    ("sinks", "value_width", "root"), [(False, 8, 0), (True, 12, 0), (False, 8, 20), (True, 12, 20)]
+)
+def test_every_rule_equals_plain_masked_attention_and_so_do_its_gradients(window, softcap, sinks, value_width, root):
+    packed = packed_of(GROUPS, root)
+    assert packed.root.length == max(0, root - 1)  # one token is left to the group that adds none
     given = inputs(packed, value_width=value_width)
     sinks_H = torch.linspace(-1, 1, 6, dtype=torch.float64, requires_grad=True) if sinks else None
     rule = Rule(0.3, softcap, window, sinks_H)
@@ -191,6 +195,13 @@ def pairs(packed, window=None):
     )
 
 
+def test_what_all_groups_begin_with_is_one_block():
+    found = PackedLayout(packed_of([(10, [16] * 4)] * 3, 35), CPU).blocks
+    assert [(b.units, b.rows, b.before, b.width, b.root, b.shared) for b in found] == [
+        (1, 1, 0, 35, 0, None), (3, 3, 35, 10, 35, 0), (3, 12, 45, 16, 35, 1),
+    ]  # fmt: skip
+
+
 def test_cost_grows_with_what_rows_see_and_not_with_the_square_of_the_group():
     prompt = 1000
     one, four = (packed_of([(prompt, [64] * 32)]), packed_of([(prompt, [64] * 8)] * 4))
@@ -231,8 +242,9 @@ def test_weights_are_kept_for_the_backward_pass_only_where_they_are_few(groups, 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
 @pytest.mark.parametrize(("window", "softcap"), [(None, None), (6, None), (None, 2.0), (1, 2.0)])
-def test_flex_attention_with_our_mask_equals_plain_masked_attention(window, softcap):
-    packed = packed_of(GROUPS)
+@pytest.mark.parametrize("root", [0, 20])
+def test_flex_attention_with_our_mask_equals_plain_masked_attention(window, softcap, root):
+    packed = packed_of(GROUPS, root)
     q, k, v = (x.detach() for x in inputs(packed, torch.float32, width=16, value_width=16))
     rule = Rule(0.3, softcap, window, None)
     assert torch.allclose(FlexMasks(packed, CPU).attend(q, k, v, rule), plain(packed, q, k, v, rule), atol=1e-5)

@@ -180,18 +180,45 @@ def test_micro_batches_hold_every_sample_once_within_the_budget(drawn, budget):
         assert whole > budget or any(set(members) <= set(batch) for batch in batches)
 
 
-@given(cases)
-def test_a_packed_batch_says_of_each_token_what_its_row_says(drawn):
+@given(cases, st.integers(0, 20))
+def test_a_packed_batch_says_of_each_token_what_its_row_says(drawn, begin):
     groups = [g for g, _ in drawn]
-    samples = [[row([9 + g, *ids], 1)] for g, ids in drawn]
+    samples = [[row([*[5] * begin, 9 + g, *ids], begin + 1)] for g, ids in drawn]
     packed = pack(samples, groups)
+    assert packed.root.length == (begin if begin * (len(set(groups)) - 1) >= 16 else 0)
     assert packed.target_T.tolist() == [i for _, ids in drawn for i in ids]
-    rows = [s[0].ids for s in sorted(samples, key=lambda s: groups.index(s[0].ids[0] - 9))]  # groups by first sight
+    rows = [s[0].ids for s in sorted(samples, key=lambda s: groups.index(s[0].ids[begin] - 9))]  # groups by first sight
+    sources, whole = iter(packed.source_T.tolist()), dict[int, list[int]]()
     for span, prefix, ids in zip(packed.rows, packed.prefix_of_row, rows, strict=True):
-        before = packed.prefixes[prefix]
-        at = [*range(before.start, before.start + before.length), *range(span.start, span.start + span.length)]
+        spans = packed.root, packed.prefixes[prefix], span
+        at = [place for one in spans for place in range(one.start, one.start + one.length)]
         assert packed.ids_N[at].tolist() == ids[:-1]
+        whole.setdefault(ids[begin] - 9, []).append(at[begin:])
         assert packed.position_N[at].tolist() == list(range(len(ids) - 1))
+    for group, _ in drawn:  # the sample's own turn
+        for place in whole[group].pop(0):
+            assert next(sources) == place
+
+
+def test_what_all_groups_begin_with_is_there_once():
+    begin = list(range(100, 120))
+    samples = [[row([*begin, 1, 2, answer], 22)] for answer in (7, 8)] + [
+        [row([*begin, 3, answer, 6], 21)] for answer in (4, 5)
+    ]
+    packed = pack(samples, [0, 0, 1, 1])
+    assert packed.ids_N.tolist() == [*begin, 1, 2, 3, 4, 5]
+    assert packed.position_N.tolist() == [*range(20), 20, 21, 20, 21, 21]
+    assert packed.root == Span(0, 20, 0)
+    assert packed.prefixes == (Span(20, 2, 20), Span(22, 1, 20))
+    assert pairs(packed) == [(2, 21, 7), (2, 21, 8), (3, 20, 4), (4, 21, 6), (3, 20, 5), (5, 21, 6)]
+
+
+def test_a_group_keeps_a_token_of_its_own_after_what_all_begin_with():
+    begin = list(range(100, 120))
+    samples = [[row([*begin, 1, 2], 20)], [row([*begin, 3, 4], 20)], [row([*begin, 5], 20)]]
+    packed = pack(samples, [0, 0, 1])
+    assert packed.root.length == 19
+    assert [(span.length, span.position) for span in packed.prefixes] == [(1, 19), (1, 19)]
 
 
 def first_fit(sizes, budget):
