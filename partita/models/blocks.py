@@ -1,7 +1,7 @@
 """Attention of rows that share prefixes, forward and backward, one cache-sized step at a time.
 
 A block holds one unit per prefix, and as many rows side by side in each: rows of similar length, of one prefix or of
-several. A step lays what each of its rows sees side by side, the prefix and then the row's own keys, so that one product
+several. A step lays what each of its rows sees side by side, root, prefix and the row's own keys, so that one product
 makes all its scores and every array is whole; a copy of a prefix lives for one step. Queries, keys and values are kept for
 the backward pass, and the weights only where they are at most so many times as many numbers (`KEPT`): else it computes them
 again, so memory grows with tokens and time with tokens times what they see. Nothing is computed across rows or behind a
@@ -9,7 +9,7 @@ window. Scores are rounded to the precision of the queries before a softmax that
 Hugging Face's eager attention.
 
 Shapes: N model-input tokens, U units of a block, R rows of a unit, Q tokens of its longest row, S = U R Q slots (of one
-block, or of all), C queries of one step, L keys that a row sees in a step: some of the prefix, then some own ones, then one
+block, or of all), C queries of one step, L keys that a row sees in a step: some of root and prefix, then some own ones, then one
 column for a sink and padding; H query heads, K key/value heads, G = H / K, D width of keys or values, B = K U R.
 Left out: dropout, and any mask beside causal order and window.
 """
@@ -26,8 +26,8 @@ from torch.autograd.function import once_differentiable
 
 from partita.models.attention import Rule
 
-# Query-key pairs of one step, and about how many query heads go through it together: a million scores, so that what
-# one product writes is still in cache when the next one reads it.
+# Query-key pairs of one step, and about how many query heads go through it together: three million scores. Half as many pairs
+# took up to 7 % longer, a quarter of them 9 to 22 %.
 PAIRS = 1 << 18
 HEADS = 12
 # Queries of one step: more of them waste products above the diagonal, fewer leave the matrices too thin.

@@ -29,7 +29,8 @@ class FlexMasks:
     """The block masks of one micro-batch, by window."""
 
     def __init__(self, packed: Packed, device: torch.device) -> None:
-        # each prefix, each row and the root are segments; a row follows its prefix, a prefix follows itself
+        # each prefix, each row and the root are segments; a row follows its prefix, a prefix follows itself, both begin with
+        # the root unless the prefix is empty
         spans = [*packed.prefixes, *packed.rows, packed.root]
         own, last = [*range(len(packed.prefixes)), *packed.prefix_of_row], len(spans) - 1
         follows = torch.tensor([*own, last], dtype=torch.int32)
