@@ -23,7 +23,7 @@ from partita.models.attention import ATTENTION, Rule, attend_masked, register
 from partita.models.layers import layer_types, layer_windows
 from partita.models.lean import LeanModel, lean_reason
 from partita.models.packed import Kind, PackedModel, cast_copy
-from partita.ops.packing import Packed, pack
+from partita.ops.packing import SAVED, Packed, pack
 from partita.records import Row
 
 # Largest difference of log-probs that rounding explains; half precision is judged by the mean, whose noise is
@@ -169,12 +169,19 @@ def _probe(lm: Any) -> Probe:
 
 
 def _rows(config: Any) -> tuple[tuple[int, ...], ...]:
-    """Random rows, of which the first two share a prefix that is longer than a short sliding window."""
+    """Random rows, of which the first two share a prefix that is longer than a short sliding window, and the third begins with
+    most of it.
+    """
     window = max((w for w in layer_windows(config) if w is not None), default=0)
-    shared = window + 3 if 0 < window <= PROBE_WINDOW else 12
+    root = SAVED + 1
+    shared = max(window if window <= PROBE_WINDOW else 0, root) + 3
     generator = torch.Generator().manual_seed(0)
     ids = torch.randint(0, config.vocab_size, (3, shared + 9), generator=generator).tolist()
-    return tuple(ids[0][: shared + 5]), (*ids[0][:shared], *ids[1][shared:]), tuple(ids[2][: shared + 2])
+    return (
+        tuple(ids[0][: shared + 5]),
+        (*ids[0][:shared], *ids[1][shared:]),
+        (*ids[0][:root], *ids[2][root : shared + 2]),
+    )
 
 
 def _attempt(probe: Probe, logprobs: Callable[[], Sequence[Tensor]]) -> float:
@@ -234,7 +241,7 @@ def _head_logprobs(lm: Any, probe: Probe) -> list[Tensor]:
 
 
 def _trained(model: PackedModel, probe: Probe) -> list[Tensor]:
-    """Log-probs by the forward used in training: two rows behind one prefix, and a row of its own."""
+    """Log-probs by the forward used in training: two rows behind one prefix, and a row that begins like it."""
     logprobs_T = model(_packed(probe.rows), temperature=1.0).logprobs_T.cpu()
     return list(logprobs_T.split([len(row) - 1 for row in probe.rows]))
 

@@ -20,8 +20,7 @@ from partita.ops.linear_head import LinearHead, linear_logprobs
 Head = Callable[[Tensor], Tensor]
 Pair = tuple[Tensor, Tensor]
 
-# 48 MiB of logits: small beside any model, yet enough rows to keep a matrix product busy. Above 32 MiB glibc gives every
-# array memory of its own; half this size, on its heap, left holes of 2 GB in one pass.
+# 48 MiB of logits: small beside any model, yet enough rows to keep a matrix product busy.
 CHUNK_BYTES = 3 << 24
 
 

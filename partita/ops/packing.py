@@ -77,23 +77,19 @@ def pack(samples: Sequence[Sequence[Row]], group_of_sample: Sequence[int], *, wh
     by_group: dict[int, list[tuple[int, Row]]] = {}
     for s, (rows, group) in enumerate(zip(samples, group_of_sample, strict=True)):
         by_group.setdefault(group, []).extend((s, row) for row in rows)
-    inputs_of = [[needed(row, whole) for _, row in members] for members in by_group.values()]
-    shared_of = [common_prefix(inputs) for inputs in inputs_of]
-    root = Span(
-        0, _common([inputs[0][:shared] for inputs, shared in zip(inputs_of, shared_of, strict=True) if inputs]), 0
-    )
-    ids, tape, prefixes, laid = list[int](), [root], list[Span](), list[_Laid]()
-    ids += next((inputs[0][: root.length] for inputs in inputs_of if inputs), list[int]())
-    for members, inputs, shared in zip(by_group.values(), inputs_of, shared_of, strict=True):
-        if not members:
-            continue
-        prefixes.append(Span(len(ids), shared - root.length, root.length))
+    groups = [members for members in by_group.values() if members]
+    inputs_of = [[needed(row, whole) for _, row in members] for members in groups]
+    starts = [inputs[0][: common_prefix(inputs)] for inputs in inputs_of]
+    root = Span(0, _common(starts), 0)
+    ids, tape, prefixes, laid = starts[0][: root.length] if starts else list[int](), [root], list[Span](), list[_Laid]()
+    for members, inputs, start in zip(groups, inputs_of, starts, strict=True):
+        prefixes.append(Span(len(ids), len(start) - root.length, root.length))
         tape.append(prefixes[-1])
-        ids += inputs[0][root.length : shared]
+        ids += start[root.length :]
         for (s, row), given in zip(members, inputs, strict=True):
-            laid.append(_Laid(s, row, len(prefixes) - 1, Span(len(ids), len(given) - shared, shared)))
+            laid.append(_Laid(s, row, len(prefixes) - 1, Span(len(ids), len(given) - len(start), len(start))))
             tape.append(laid[-1].own)
-            ids += given[shared:]
+            ids += given[len(start) :]
     source_T, target_T = _trained(laid, prefixes, root)
     offset_N = np.repeat([span.start - span.position for span in tape], [span.length for span in tape])
     return Packed(

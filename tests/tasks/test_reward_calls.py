@@ -140,15 +140,15 @@ def test_each_function_has_its_own_limit():
     assert found.error == "hang: no result within 0.2 seconds (reward.timeout_seconds)"
 
 
-def test_each_function_has_its_own_memory():
-    def big(response):
-        return len(b"a" * (200 * 2**20))
-
-    def small(response):
-        return len(bytearray(16 * 2**30))  # more than this process has freed, which its children may use
-
+def test_each_function_has_its_own_memory(tmp_path):
+    # by name: their worker is no copy of this process, and has nothing that other tests freed
+    (tmp_path / "sizes.py").write_text(
+        'def big(response):\n    return len(b"a" * (200 * 2**20))\n\n\n'
+        'def small(response):\n    return len(b"a" * (200 * 2**20))\n'
+    )
     options = {"big": FunctionOptions(memory_gb=0.5)}
-    (found,) = score([big, small], PROMPT, ["a"], memory_gb=0.1, options=options)
+    named = [f"{tmp_path}/sizes.py:big", f"{tmp_path}/sizes.py:small"]
+    (found,) = score(named, PROMPT, ["a"], memory_gb=0.1, options=options)
     assert found.parts == {"big": 200.0 * 2**20}
     assert found.error.startswith("small: memory beyond reward.memory_gb=0.1\nMemoryError")
     with pytest.raises(
